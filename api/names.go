@@ -1,0 +1,87 @@
+package api
+
+// Resource names. They are HAMi's and NVIDIA's, so that manifests move over
+// unchanged.
+const (
+	// ResourceGPU counts cards: N different ones. Alone it means N whole cards.
+	ResourceGPU = "nvidia.com/gpu"
+	// ResourceMemory is memory on each of the cards: MiB where the quantity is
+	// written in decimal form, bytes where it is written in binary form.
+	ResourceMemory = "nvidia.com/gpumem"
+	// ResourceMemoryPercent is memory as a percentage of each card's, 1..100.
+	ResourceMemoryPercent = "nvidia.com/gpumem-percentage"
+	// ResourceCores is compute on each of the cards in percent, 0..100; 0 or
+	// absent means no share of its own.
+	ResourceCores = "nvidia.com/gpucores"
+	// ResourcePriority is HAMi's task priority: 0 high, 1 low.
+	ResourcePriority = "nvidia.com/priority"
+	// ResourceMIGPrefix precedes a MIG profile's name: nvidia.com/mig-1g.10gb.
+	ResourceMIGPrefix = "nvidia.com/mig-"
+)
+
+// Annotations that carve reads or writes.
+const (
+	// AnnotationGrant carries the Grant. Only the extender may write it.
+	AnnotationGrant = "carve.dev/grant"
+	// AnnotationWake is touched by the extender on a waiting pod when room
+	// for it appeared: kube-scheduler then looks at the pod again at once.
+	AnnotationWake = "carve.dev/wake"
+	// AnnotationIsolation chooses a Mode for the pod's shares.
+	AnnotationIsolation = "carve.dev/isolation"
+	// AnnotationCardModels lists card models that the pod accepts, separated
+	// by commas; an entry with a leading '!' excludes a model.
+	AnnotationCardModels = "carve.dev/card-models"
+	// AnnotationCardUUIDs lists card UUIDs that the pod accepts, separated by
+	// commas; an entry with a leading '!' excludes a card.
+	AnnotationCardUUIDs = "carve.dev/card-uuids"
+	// AnnotationCardPolicy is binpack, spread or topology.
+	AnnotationCardPolicy = "carve.dev/card-policy"
+	// AnnotationCompute is elastic or fixed.
+	AnnotationCompute = "carve.dev/compute"
+	// AnnotationComputePriority is high or low.
+	AnnotationComputePriority = "carve.dev/compute-priority"
+)
+
+// HAMi's annotations that are read as synonyms of ours; ours win.
+const (
+	HAMiUseModel    = "nvidia.com/use-gputype"
+	HAMiAvoidModel  = "nvidia.com/nouse-gputype"
+	HAMiUseUUID     = "nvidia.com/use-gpuuuid"
+	HAMiAvoidUUID   = "nvidia.com/nouse-gpuuuid"
+	HAMiMode        = "nvidia.com/vgpu-mode"
+	HAMiCardPolicy  = "hami.io/gpu-scheduler-policy"
+	HAMiNodePolicy  = "hami.io/node-scheduler-policy"
+	hamiModeSharing = "hami-core"
+)
+
+const (
+	// LabelManaged marks the nodes whose cards carve manages ("true").
+	LabelManaged = "carve.dev/managed"
+	// Namespace is where carve's own objects are installed by default.
+	Namespace = "carve-system"
+	// SlotsPerCard is how many containers may share one card by default.
+	SlotsPerCard = 32
+	// MaxCardsPerContainer bounds what one container may ask for: as many
+	// cards as the largest NVLink node has, and as the limits file can hold.
+	MaxCardsPerContainer = 16
+)
+
+// Mode says how a card is shared.
+type Mode string
+
+// Modes of sharing, as they stand in grants and in the isolation annotation.
+const (
+	ModeVGPU      Mode = "vgpu"      // memory and compute limits at the driver API
+	ModeMIG       Mode = "mig"       // a hardware instance
+	ModeMPS       Mode = "mps"       // a client of NVIDIA's MPS daemon
+	ModeTimeslice Mode = "timeslice" // plain time slicing, no limits
+	ModeExclusive Mode = "exclusive" // the whole card, nothing injected but devices
+)
+
+func (m Mode) valid() bool {
+	switch m {
+	case ModeVGPU, ModeMIG, ModeMPS, ModeTimeslice, ModeExclusive:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,313 @@
+package api
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+)
+
+// ContainerKind tells when a container runs relative to the others of its pod.
+type ContainerKind uint8
+
+// Kinds of container.
+const (
+	// App containers run together, after all init containers ended.
+	App ContainerKind = iota
+	// Init containers run alone, one after another.
+	Init
+	// Sidecar is a native sidecar: an init container with restartPolicy
+	// Always. It runs beside the init containers that follow it and beside
+	// the app containers.
+	Sidecar
+)
+
+func (k ContainerKind) String() string {
+	switch k {
+	case Init:
+		return "init"
+	case Sidecar:
+		return "sidecar"
+	}
+	return "app"
+}
+
+// ContainerSpec is the part of a container's spec that a request is read from.
+type ContainerSpec struct {
+	Name string
+	Kind ContainerKind
+	// Resources are the container's limits, by resource name, each as the API
+	// server writes the quantity ("8k", "10Gi"). For extended resources
+	// requests equal limits.
+	Resources map[string]string
+}
+
+// ContainerRequest is what one container asks for. Amounts hold for each of
+// its cards.
+type ContainerRequest struct {
+	Name string
+	Kind ContainerKind
+	// Cards is how many different cards, 1..MaxCardsPerContainer.
+	Cards int
+	// Whole asks for untouched, exclusive cards; then the amounts are zero.
+	Whole bool
+	// MemMiB is memory in MiB; 0 with MemPercent 0 means all memory of the card.
+	MemMiB int64
+	// MemPercent is memory as a percentage of the card's, 1..100, or 0.
+	MemPercent int
+	// Cores is compute in percent, 0..100; 0 has no share of its own.
+	Cores int
+	// MIG counts instances by profile name ("1g.10gb"), nil when none. A
+	// container asks for instances or for shares, never both.
+	MIG map[string]int
+}
+
+// Request is what a pod asks of carve: its containers that use a card, in the
+// order of the pod (init containers first), and what it says about placement.
+type Request struct {
+	Containers []ContainerRequest
+	// Isolation is the wished mode, empty for the node's default.
+	Isolation Mode
+	// Models and UUIDs restrict the cards; empty means any.
+	Models, UUIDs Selector
+	// Policy is the wish for choosing among cards: binpack, spread, topology,
+	// or empty for the cluster's.
+	Policy string
+	// Fixed is true for a hard compute cap, false for an elastic guarantee.
+	Fixed bool
+	// LowPriority is true for tenants that wait while others are busy.
+	LowPriority bool
+}
+
+// Selector restricts cards by an attribute. The zero Selector admits all.
+type Selector struct {
+	Only, Not []string
+}
+
+// Admits reports whether the value may be used. Models are matched without
+// regard to case and by part ("A100" admits "NVIDIA A100-SXM4-80GB").
+func (s Selector) Admits(value string) bool {
+	v := strings.ToLower(value)
+	for _, n := range s.Not {
+		if strings.Contains(v, strings.ToLower(n)) {
+			return false
+		}
+	}
+	for _, o := range s.Only {
+		if strings.Contains(v, strings.ToLower(o)) {
+			return true
+		}
+	}
+	return len(s.Only) == 0
+}
+
+// FieldError is a request that can't be meant: it names the field, the value
+// and what is allowed.
+type FieldError struct {
+	Field, Value, Allowed string
+}
+
+func (e *FieldError) Error() string {
+	return fmt.Sprintf("%s: %q is not allowed; allowed is %s", e.Field, clip(e.Value), e.Allowed)
+}
+
+// Empty reports whether the pod asks for nothing that carve hands out.
+func (r Request) Empty() bool { return len(r.Containers) == 0 }
+
+// ParseRequest reads what a pod asks for. A pod that asks for no card gets an
+// empty Request, whatever its annotations say. The error, if any, is a
+// *FieldError for the first fault found.
+func ParseRequest(containers []ContainerSpec, annotations map[string]string) (Request, error) {
+	var r Request
+	for _, c := range containers {
+		cr, asks, err := parseContainer(c)
+		if err != nil {
+			return Request{}, err
+		}
+		if asks {
+			r.Containers = append(r.Containers, cr)
+		}
+	}
+	if r.Empty() {
+		return Request{}, nil
+	}
+	for _, c := range containers {
+		if v, ok := c.Resources[ResourcePriority]; ok {
+			q, err := parseQuantity(v)
+			if err != nil || q.value > 1 {
+				return Request{}, &FieldError{field(c, ResourcePriority), v, "0 (high) or 1 (low)"}
+			}
+			r.LowPriority = r.LowPriority || q.value == 1
+		}
+	}
+	if err := r.parseAnnotations(annotations); err != nil {
+		return Request{}, err
+	}
+	return r, nil
+}
+
+func field(c ContainerSpec, resource string) string {
+	return "container " + c.Name + ": " + resource
+}
+
+func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
+	cr := ContainerRequest{Name: c.Name, Kind: c.Kind}
+	number := func(resource string, max int64, allowed string) (int64, bool, error) {
+		s, ok := c.Resources[resource]
+		if !ok {
+			return 0, false, nil
+		}
+		q, err := parseQuantity(s)
+		if err != nil || q.value > max {
+			return 0, false, &FieldError{field(c, resource), s, allowed}
+		}
+		return q.value, true, nil
+	}
+	cards, hasCards, err := number(ResourceGPU, MaxCardsPerContainer, fmt.Sprintf("0 to %d cards", MaxCardsPerContainer))
+	if err != nil {
+		return cr, false, err
+	}
+	cores, _, err := number(ResourceCores, 100, "0 to 100 percent of each card")
+	if err != nil {
+		return cr, false, err
+	}
+	percent, _, err := number(ResourceMemoryPercent, 100, "0 to 100 percent of each card's memory")
+	if err != nil {
+		return cr, false, err
+	}
+	if s, ok := c.Resources[ResourceMemory]; ok {
+		if cr.MemMiB, err = ParseMemoryMiB(s); err != nil {
+			return cr, false, &FieldError{field(c, ResourceMemory), s, "a number of MiB (8000) or of bytes in binary form (8Gi), no more than a card has"}
+		}
+	}
+	for name, s := range c.Resources {
+		profile, ok := strings.CutPrefix(name, ResourceMIGPrefix)
+		if !ok {
+			continue
+		}
+		q, err := parseQuantity(s)
+		if err != nil || q.value > MaxCardsPerContainer*8 {
+			return cr, false, &FieldError{field(c, name), s, "a small whole number of instances"}
+		}
+		if q.value > 0 {
+			if cr.MIG == nil {
+				cr.MIG = map[string]int{}
+			}
+			cr.MIG[profile] = int(q.value)
+		}
+	}
+	cr.MemPercent, cr.Cores, cr.Cards = int(percent), int(cores), int(cards)
+	if cr.MemMiB > 0 && cr.MemPercent > 0 {
+		return cr, false, &FieldError{field(c, ResourceMemoryPercent), c.Resources[ResourceMemoryPercent], "either " + ResourceMemory + " or " + ResourceMemoryPercent + ", not both"}
+	}
+	shares := cr.MemMiB > 0 || cr.MemPercent > 0 || cr.Cores > 0
+	if cr.MIG != nil {
+		if shares || cr.Cards > 0 {
+			return cr, false, &FieldError{field(c, ResourceMIGPrefix+"*"), profiles(cr.MIG), "instances alone, without " + ResourceGPU + ", " + ResourceMemory + " or " + ResourceCores}
+		}
+		return cr, true, nil
+	}
+	if shares && cr.Cards == 0 {
+		if hasCards {
+			return cr, false, &FieldError{field(c, ResourceGPU), c.Resources[ResourceGPU], "1 or more beside a share (or leave it out: a share alone means one card)"}
+		}
+		cr.Cards = 1
+	}
+	// All of the memory and no share of compute is what nvidia.com/gpu alone
+	// means; a share that happens to be everything is not the same: it goes
+	// through the library and may have neighbours for the rest.
+	cr.Whole = !shares
+	return cr, cr.Cards > 0, nil
+}
+
+func profiles(m map[string]int) string {
+	var names []string
+	for n := range m {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	return strings.Join(names, ",")
+}
+
+func (r *Request) parseAnnotations(a map[string]string) error {
+	oneOf := func(key, v string, allowed ...string) error {
+		for _, x := range allowed {
+			if v == x {
+				return nil
+			}
+		}
+		return &FieldError{"annotation " + key, v, strings.Join(allowed, ", ")}
+	}
+	if v, ok := a[AnnotationIsolation]; ok {
+		if err := oneOf(AnnotationIsolation, v, "vgpu", "mig", "mps", "timeslice", "exclusive"); err != nil {
+			return err
+		}
+		r.Isolation = Mode(v)
+	} else if v, ok := a[HAMiMode]; ok {
+		if err := oneOf(HAMiMode, v, hamiModeSharing, "mig", "mps"); err != nil {
+			return err
+		}
+		if r.Isolation = Mode(v); v == hamiModeSharing {
+			r.Isolation = ModeVGPU
+		}
+	}
+	if v, ok := a[AnnotationCardPolicy]; ok {
+		if err := oneOf(AnnotationCardPolicy, v, "binpack", "spread", "topology"); err != nil {
+			return err
+		}
+		r.Policy = v
+	} else if v, ok := a[HAMiCardPolicy]; ok {
+		if err := oneOf(HAMiCardPolicy, v, "binpack", "spread", "topology-aware", "mutex"); err != nil {
+			return err
+		}
+		switch v {
+		case "topology-aware":
+			r.Policy = "topology"
+		case "mutex":
+			r.Policy = "spread"
+		default:
+			r.Policy = v
+		}
+	}
+	if v, ok := a[AnnotationCompute]; ok {
+		if err := oneOf(AnnotationCompute, v, "elastic", "fixed"); err != nil {
+			return err
+		}
+		r.Fixed = v == "fixed"
+	}
+	if v, ok := a[AnnotationComputePriority]; ok {
+		if err := oneOf(AnnotationComputePriority, v, "high", "low"); err != nil {
+			return err
+		}
+		r.LowPriority = v == "low"
+	}
+	r.Models = selector(a, AnnotationCardModels, HAMiUseModel, HAMiAvoidModel)
+	r.UUIDs = selector(a, AnnotationCardUUIDs, HAMiUseUUID, HAMiAvoidUUID)
+	return nil
+}
+
+// selector reads our list with '!' exclusions, or HAMi's pair of lists.
+func selector(a map[string]string, ours, hamiOnly, hamiNot string) Selector {
+	var s Selector
+	if v, ok := a[ours]; ok {
+		for _, e := range list(v) {
+			if n, not := strings.CutPrefix(e, "!"); not {
+				s.Not = append(s.Not, n)
+			} else {
+				s.Only = append(s.Only, e)
+			}
+		}
+		return s
+	}
+	s.Only, s.Not = list(a[hamiOnly]), list(a[hamiNot])
+	return s
+}
+
+func list(v string) []string {
+	var out []string
+	for _, e := range strings.Split(v, ",") {
+		if e = strings.TrimSpace(e); e != "" {
+			out = append(out, e)
+		}
+	}
+	return out
+}

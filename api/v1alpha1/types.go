@@ -1,0 +1,218 @@
+// Package v1alpha1 holds the custom resources of carve. So far that is
+// GPUNode: what one node reports of its cards, and what its operator wishes.
+//
+// +kubebuilder:object:generate=true
+// +groupName=carve.dev
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the API group and version of this package's kinds.
+var GroupVersion = schema.GroupVersion{Group: "carve.dev", Version: "v1alpha1"}
+
+// AddToScheme registers the kinds of this package.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion, &GPUNode{}, &GPUNodeList{})
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}
+
+// GPUNode is one node's cards: cluster-scoped and named as the node. The spec
+// belongs to the operator, the status to the node's agent, which writes it
+// when something changed and never otherwise.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=gn
+// +kubebuilder:printcolumn:name="Cards",type=integer,JSONPath=`.status.summary.cards`
+// +kubebuilder:printcolumn:name="Slices",type=integer,JSONPath=`.status.summary.slices`
+// +kubebuilder:printcolumn:name="Granted MiB",type=integer,JSONPath=`.status.summary.grantedMiB`
+// +kubebuilder:printcolumn:name="Memory MiB",type=integer,JSONPath=`.status.summary.memoryMiB`
+// +kubebuilder:printcolumn:name="Limits",type=string,JSONPath=`.status.enforcement`
+// +kubebuilder:printcolumn:name="Driver",type=string,JSONPath=`.status.driverVersion`
+// +kubebuilder:printcolumn:name="Hook",type=date,JSONPath=`.status.hookConnectedSince`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type GPUNode struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   GPUNodeSpec   `json:"spec,omitempty"`
+	Status GPUNodeStatus `json:"status,omitempty"`
+}
+
+// GPUNodeList is a list of GPUNodes.
+//
+// +kubebuilder:object:root=true
+type GPUNodeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []GPUNode `json:"items"`
+}
+
+// GPUNodeSpec is what the operator wishes for the node.
+type GPUNodeSpec struct {
+	// CordonedCards are UUIDs of cards that take no new slices; what runs on
+	// them stays.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	CordonedCards []string `json:"cordonedCards,omitempty"`
+	// SlotsPerCard is how many containers may share one card. Unset means the
+	// agent's setting, 32 by default.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=256
+	SlotsPerCard *int32 `json:"slotsPerCard,omitempty"`
+}
+
+// GPUNodeStatus is what the node's agent found and did.
+type GPUNodeStatus struct {
+	// AgentVersion is the version of the agent that wrote the status.
+	// +optional
+	AgentVersion string `json:"agentVersion,omitempty"`
+	// DriverVersion is the NVIDIA driver's version, for example 550.90.07.
+	// +optional
+	DriverVersion string `json:"driverVersion,omitempty"`
+	// SoftwareGPU is true where the cards are the test instrument of that
+	// name and not hardware.
+	// +optional
+	SoftwareGPU bool `json:"softwareGPU,omitempty"`
+	// Enforcement names the strongest layer that holds memory limits on this
+	// node: dmem, guard, or advisory where only the library in the container
+	// does.
+	// +optional
+	// +kubebuilder:validation:Enum=dmem;guard;advisory
+	Enforcement string `json:"enforcement,omitempty"`
+	// HookConnectedSince is when the hook's link to the container runtime was
+	// made; unset while it is down, and then no card is handed out.
+	// +optional
+	HookConnectedSince *metav1.Time `json:"hookConnectedSince,omitempty"`
+	// UnadjustedContainers counts running containers that have a grant but
+	// were started without the hook: they have no card.
+	// +optional
+	UnadjustedContainers int32 `json:"unadjustedContainers,omitempty"`
+	// SlotsPerCard is the setting in force.
+	// +optional
+	SlotsPerCard int32 `json:"slotsPerCard,omitempty"`
+	// Summary adds up the cards, for readers of tables.
+	// +optional
+	Summary Summary `json:"summary,omitempty"`
+	// Cards are the node's cards by index.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	// +kubebuilder:validation:MaxItems=64
+	Cards []Card `json:"cards,omitempty"`
+}
+
+// Summary adds up a node's cards.
+type Summary struct {
+	Cards      int32 `json:"cards"`
+	Slices     int32 `json:"slices"`
+	MemoryMiB  int64 `json:"memoryMiB"`
+	GrantedMiB int64 `json:"grantedMiB"`
+}
+
+// Card is one card.
+type Card struct {
+	// UUID is the card's identity everywhere: "GPU-…".
+	UUID string `json:"uuid"`
+	// Index is the driver's index on this node, for people.
+	Index int32 `json:"index"`
+	// Model is the name that the driver gives, "NVIDIA A100-SXM4-80GB".
+	Model string `json:"model"`
+	// PCIBusID is the PCI address, "00000000:07:00.0".
+	// +optional
+	PCIBusID string `json:"pciBusID,omitempty"`
+	// NUMANode is the card's NUMA node; unset where there is none.
+	// +optional
+	NUMANode *int32 `json:"numaNode,omitempty"`
+	// MemoryMiB is what can be handed out: the card's memory less what the
+	// driver keeps for itself.
+	MemoryMiB int64 `json:"memoryMiB"`
+	// PhysicalMiB is the card's memory as the driver states it.
+	PhysicalMiB int64 `json:"physicalMiB"`
+	// MIGMode is enabled, disabled, or empty where the card has none.
+	// +optional
+	MIGMode string `json:"migMode,omitempty"`
+	// Links are the fast links to other cards of the node.
+	// +optional
+	Links []Link `json:"links,omitempty"`
+	// Health is the card's state; a card that isn't healthy takes no new
+	// slices.
+	Health Health `json:"health"`
+	// Slices are the shares in place.
+	// +optional
+	Slices []Slice `json:"slices,omitempty"`
+}
+
+// Link is a link to another card.
+type Link struct {
+	// UUID of the other card.
+	UUID string `json:"uuid"`
+	// Class is nvlink, nvswitch, pcie-switch, pcie-host, numa or system, best
+	// to worst.
+	Class string `json:"class"`
+	// Lanes is the number of NVLinks, 0 for other classes.
+	// +optional
+	Lanes int32 `json:"lanes,omitempty"`
+}
+
+// Health is a card's state with its cause.
+type Health struct {
+	// State is healthy, degraded, quarantined or lost.
+	// +kubebuilder:validation:Enum=healthy;degraded;quarantined;lost
+	State string `json:"state"`
+	// Reason says why, in a sentence, for a state other than healthy.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// Since is when the state began.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+}
+
+// States of health.
+const (
+	Healthy     = "healthy"
+	Degraded    = "degraded"
+	Quarantined = "quarantined"
+	Lost        = "lost"
+)
+
+// Slice is a share of one card that is in place for one container.
+type Slice struct {
+	// PodUID and Container are the slice's identity on its card.
+	PodUID    string `json:"podUID"`
+	Container string `json:"container"`
+	// Namespace and Pod name the pod for people.
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	// MemMiB and Cores are the limits in force; both 0 for a whole card.
+	// +optional
+	MemMiB int64 `json:"memMiB,omitempty"`
+	// +optional
+	Cores int32 `json:"cores,omitempty"`
+	// Mode is how the card is shared: vgpu, mig, mps, timeslice, exclusive.
+	Mode string `json:"mode"`
+	// Generation is the grant's that is in force.
+	Generation int32 `json:"generation"`
+	// State is prepared (files are there, no container yet) or active.
+	// +kubebuilder:validation:Enum=prepared;active
+	State string `json:"state"`
+}
+
+// States of a slice.
+const (
+	Prepared = "prepared"
+	Active   = "active"
+)
+
+// Layers that hold memory limits, strongest first.
+const (
+	EnforcementDmem     = "dmem"
+	EnforcementGuard    = "guard"
+	EnforcementAdvisory = "advisory"
+)

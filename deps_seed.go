@@ -1,0 +1,38 @@
+//go:build tools
+
+package carve
+
+import (
+	_ "github.com/NVIDIA/go-nvml/pkg/nvml"
+	_ "github.com/containerd/nri/pkg/api"
+	_ "github.com/containerd/nri/pkg/stub"
+	_ "github.com/fsnotify/fsnotify"
+	_ "github.com/opencontainers/runtime-spec/specs-go"
+	_ "github.com/prometheus/client_golang/prometheus"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/prometheus/client_golang/prometheus/testutil"
+	_ "github.com/spf13/cobra"
+	_ "go.uber.org/goleak"
+	_ "golang.org/x/sys/unix"
+	_ "google.golang.org/grpc"
+	_ "k8s.io/api/core/v1"
+	_ "k8s.io/api/coordination/v1"
+	_ "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	_ "k8s.io/apimachinery/pkg/apis/meta/v1"
+	_ "k8s.io/client-go/dynamic"
+	_ "k8s.io/client-go/dynamic/dynamicinformer"
+	_ "k8s.io/client-go/dynamic/fake"
+	_ "k8s.io/client-go/informers"
+	_ "k8s.io/client-go/kubernetes"
+	_ "k8s.io/client-go/kubernetes/fake"
+	_ "k8s.io/client-go/tools/clientcmd"
+	_ "k8s.io/client-go/tools/events"
+	_ "k8s.io/client-go/tools/leaderelection"
+	_ "k8s.io/client-go/tools/record"
+	_ "k8s.io/klog/v2"
+	_ "k8s.io/kube-scheduler/extender/v1"
+	_ "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	_ "k8s.io/kubelet/pkg/apis/podresources/v1"
+	_ "pgregory.net/rapid"
+	_ "sigs.k8s.io/yaml"
+)
