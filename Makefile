@@ -1,0 +1,128 @@
+# carve: `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= dev
+# -buildvcs is off so that the same sources give the same binary, wherever
+# they lie.
+GOBUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+BIN := bin
+E2E := deploy/e2e
+LAB := $(CURDIR)/$(BIN)/lab
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: all
+all: build ## build everything
+
+.PHONY: build
+build: native $(BIN)/carve $(BIN)/carve-hook $(BIN)/kubectl-carve ## build the binaries, the front libraries and the software GPU
+
+.PHONY: native
+native:
+	@$(MAKE) --no-print-directory -C vgpu/lib
+	@$(MAKE) --no-print-directory -C vgpu/soft
+
+.PHONY: FORCE
+FORCE:
+
+$(BIN)/carve: FORCE
+	@mkdir -p $(BIN)
+	CGO_ENABLED=1 $(GOBUILD) -o $@ ./cmd/carve
+
+$(BIN)/carve-hook: FORCE
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 $(GOBUILD) -o $@ ./cmd/carve-hook
+
+$(BIN)/kubectl-carve: $(BIN)/carve
+	@ln -sf carve $@
+
+$(BIN)/lab: FORCE
+	@mkdir -p $(BIN)
+	cd $(E2E) && go build -buildvcs=false -o $@ ./cmd/lab
+
+.PHONY: preflight
+preflight: $(BIN)/lab ## name what this machine lacks, and install the Debian packages that it may
+	@$(LAB) preflight --install
+
+.PHONY: test
+test: preflight lint generated test-c test-go test-e2e ## every test that needs no GPU, the real Kubernetes included
+
+.PHONY: test-c
+test-c: ## tests of the C libraries
+	$(MAKE) --no-print-directory -C vgpu/soft test
+	$(MAKE) --no-print-directory -C vgpu/lib test
+
+.PHONY: test-go
+test-go: native ## tests of the Go packages
+	go test ./...
+
+.PHONY: test-e2e
+test-e2e: build $(BIN)/lab ## tests on a real kubelet, containerd and kube-scheduler
+	$(LAB) build
+	cd $(E2E) && go test -count=1 -timeout 40m ./...
+
+.PHONY: race
+race: native ## the Go tests under the race detector
+	go test -race ./...
+
+.PHONY: asan
+asan: ## the C tests under the address and undefined-behaviour sanitizers
+	$(MAKE) --no-print-directory -C vgpu/soft asan
+	$(MAKE) --no-print-directory -C vgpu/lib asan
+
+FUZZTIME ?= 30s
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME
+	@for p in $$(go list ./...); do for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
+	  echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p; done; done
+
+.PHONY: lint
+lint: ## gofmt, vet, staticcheck
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$bad" ] || { echo "not formatted: $$bad"; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	cd $(E2E) && go vet ./...
+
+.PHONY: generate
+generate: ## write what is generated from the Go types: deep copies and the CRD
+	go tool controller-gen object crd paths=./api/v1alpha1 output:crd:dir=deploy/manifests/crds output:object:dir=api/v1alpha1
+
+.PHONY: generated
+generated: ## check that the generated files are up to date
+	@d=$$(mktemp -d); trap 'rm -rf "$$d"' EXIT; \
+	go tool controller-gen object crd paths=./api/v1alpha1 output:crd:dir=$$d output:object:dir=$$d; \
+	for f in deploy/manifests/crds/carve.dev_gpunodes.yaml api/v1alpha1/zz_generated.deepcopy.go; do \
+	  cmp -s $$d/$$(basename $$f) $$f || { echo "$$f is stale: run make generate"; exit 1; }; done
+
+.PHONY: demo
+demo: preflight build $(BIN)/lab ## a real cluster with a software card node, carve installed, two pods on one card
+	@deploy/e2e/demo.sh up
+
+.PHONY: demo-down
+demo-down: ## end the demo and leave nothing of it
+	@deploy/e2e/demo.sh down
+
+.PHONY: bench
+bench: bench-vgpu bench-extender bench-node ## all benches
+
+.PHONY: bench-vgpu
+bench-vgpu: ## what the front libraries add to a launch and to an allocation
+	@$(MAKE) -s -C vgpu/lib bench
+
+.PHONY: bench-extender
+bench-extender: ## CPU of a scheduling decision by cluster size
+	@go run ./scheduler-extender/bench
+
+.PHONY: bench-node
+bench-node: build $(BIN)/lab ## what carve adds to a container's start
+	@deploy/e2e/bench-node.sh
+
+.PHONY: clean
+clean: ## remove what was built here (not the cache of Kubernetes programs)
+	rm -rf $(BIN) build
+	$(MAKE) --no-print-directory -C vgpu/lib clean
+	$(MAKE) --no-print-directory -C vgpu/soft clean

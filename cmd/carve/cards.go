@@ -1,0 +1,162 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-gpu/carve/api/gpunodes"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+)
+
+// cardView is one card as the cards command prints it.
+type cardView struct {
+	Node        string           `json:"node"`
+	Index       int32            `json:"index"`
+	UUID        string           `json:"uuid"`
+	Model       string           `json:"model"`
+	SoftwareGPU bool             `json:"softwareGPU,omitempty"`
+	MemoryMiB   int64            `json:"memoryMiB"`
+	GrantedMiB  int64            `json:"grantedMiB"`
+	FreeMiB     int64            `json:"freeMiB"`
+	Cores       int32            `json:"cores"`
+	Health      string           `json:"health"`
+	Reason      string           `json:"reason,omitempty"`
+	Cordoned    bool             `json:"cordoned,omitempty"`
+	HookDown    bool             `json:"hookDown,omitempty"`
+	Enforcement string           `json:"enforcement,omitempty"`
+	Slices      []v1alpha1.Slice `json:"slices"`
+}
+
+func newCardsCommand() *cobra.Command {
+	var kubeconfig, kubeContext, format, node string
+	cmd := &cobra.Command{
+		Use:   "cards",
+		Short: "Show every card and who holds which part of it",
+		Long: `Show every card of the cluster as its node reports it: memory granted and
+free, compute granted, health, and the slices that are in place.`,
+		Example: `  carve cards
+  carve cards --node n1
+  carve cards -o json | jq '.[] | select(.freeMiB > 16000) | .uuid'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := clusterConfig(kubeconfig, kubeContext)
+			if err != nil {
+				return err
+			}
+			config.Timeout = 30 * time.Second
+			client, err := gpunodes.New(config)
+			if err != nil {
+				return err
+			}
+			options := metav1.ListOptions{}
+			if node != "" {
+				options.FieldSelector = "metadata.name=" + node
+			}
+			list, err := client.List(cmd.Context(), options)
+			if err != nil {
+				return fmt.Errorf("list GPUNodes: %w (is carve installed in this cluster?)", err)
+			}
+			if node != "" && len(list.Items) == 0 {
+				return fmt.Errorf("node %s reports no cards: is it labelled carve.dev/managed=true, and does its carve-node pod run?", node)
+			}
+			cards := viewCards(list.Items)
+			return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards) })
+		},
+	}
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig file (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
+	cmd.Flags().StringVar(&kubeContext, "context", "", "context of the kubeconfig")
+	cmd.Flags().StringVar(&node, "node", "", "show this node only")
+	addOutputFlag(cmd, &format)
+	return cmd
+}
+
+// viewCards flattens the reports, by node name and card index.
+func viewCards(nodes []v1alpha1.GPUNode) []cardView {
+	out := []cardView{}
+	for _, n := range nodes {
+		cordoned := map[string]bool{}
+		for _, u := range n.Spec.CordonedCards {
+			cordoned[u] = true
+		}
+		for _, c := range n.Status.Cards {
+			v := cardView{
+				Node: n.Name, Index: c.Index, UUID: c.UUID, Model: c.Model, SoftwareGPU: n.Status.SoftwareGPU,
+				MemoryMiB: c.MemoryMiB, Health: c.Health.State, Reason: c.Health.Reason, Cordoned: cordoned[c.UUID],
+				HookDown: n.Status.HookConnectedSince == nil, Enforcement: n.Status.Enforcement, Slices: c.Slices,
+			}
+			if v.Slices == nil {
+				v.Slices = []v1alpha1.Slice{}
+			}
+			for _, s := range c.Slices {
+				if s.Mode == "exclusive" {
+					v.GrantedMiB, v.Cores = c.MemoryMiB, 100
+					continue
+				}
+				v.GrantedMiB += s.MemMiB
+				v.Cores += s.Cores
+			}
+			v.FreeMiB = max(0, v.MemoryMiB-v.GrantedMiB)
+			out = append(out, v)
+		}
+	}
+	sort.SliceStable(out, func(i, j int) bool {
+		if out[i].Node != out[j].Node {
+			return out[i].Node < out[j].Node
+		}
+		return out[i].Index < out[j].Index
+	})
+	return out
+}
+
+// printCards prints a line for each card and, below it, a line for each slice.
+func printCards(w io.Writer, cards []cardView) error {
+	if len(cards) == 0 {
+		_, err := fmt.Fprintln(w, "no node reports cards: label a GPU node with carve.dev/managed=true")
+		return err
+	}
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "NODE\tCARD\tMODEL / HOLDER\tMEMORY MiB\tFREE MiB\tCORES\tSTATE")
+	for _, c := range cards {
+		model := c.Model
+		if c.SoftwareGPU {
+			model += " (software GPU)"
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%d%%\t%s\n", c.Node, c.Index, model, c.MemoryMiB, c.FreeMiB, c.Cores, state(c))
+		for i, s := range c.Slices {
+			branch := "├─"
+			if i == len(c.Slices)-1 {
+				branch = "└─"
+			}
+			memory, cores := fmt.Sprint(s.MemMiB), "-"
+			if s.Mode == "exclusive" {
+				memory, cores = "whole card", "100%"
+			} else if s.Cores > 0 {
+				cores = fmt.Sprintf("%d%%", s.Cores)
+			}
+			fmt.Fprintf(t, "\t\t%s %s/%s %s\t%s\t\t%s\t%s\n", branch, s.Namespace, s.Pod, s.Container, memory, cores, s.State)
+		}
+	}
+	return t.Flush()
+}
+
+// state joins what keeps a card from being used.
+func state(c cardView) string {
+	parts := []string{c.Health}
+	if c.Reason != "" {
+		parts[0] += " (" + c.Reason + ")"
+	}
+	if c.Cordoned {
+		parts = append(parts, "cordoned")
+	}
+	if c.HookDown {
+		parts = append(parts, "hook down")
+	}
+	return strings.Join(parts, ", ")
+}
