@@ -1,0 +1,87 @@
+package gpu
+
+import "time"
+
+// Inventory is what the driver says of a node's cards.
+type Inventory struct {
+	// DriverVersion is for example "550.90.07".
+	DriverVersion string
+	// Cards are the node's cards by index. A card that stopped answering keeps
+	// its place with what was last known of it and with a Fault.
+	Cards []Card
+	// Faults are sentences about cards that can't be named, since they failed
+	// before their UUID was read.
+	Faults []string
+}
+
+// Card is one card.
+type Card struct {
+	// UUID is the card's identity everywhere: "GPU-…".
+	UUID string
+	// Index is the driver's index on this node. It may change when a card is
+	// lost, and is for people.
+	Index int
+	// Minor is N of /dev/nvidiaN.
+	Minor int
+	// Model is the driver's product name.
+	Model string
+	// PCIBusID is "00000000:07:00.0".
+	PCIBusID string
+	// NUMANode is the card's NUMA node, -1 where there is none or it is unknown.
+	NUMANode int
+	// MemoryBytes is the card's memory; ReservedBytes the part of it that the
+	// driver keeps for itself (0 before R510, which doesn't say).
+	MemoryBytes, ReservedBytes uint64
+	// MIGMode is "enabled", "disabled", or empty where the card has none.
+	MIGMode string
+	// Links are the links to the node's other cards.
+	Links []Link
+	// Fault says in a sentence why the card can't be used; empty for a card
+	// that answers. Lost says that the card is gone until a reset or reboot.
+	Fault string
+	Lost  bool
+}
+
+// MemoryMiB is what can be handed out, in whole MiB.
+func (c Card) MemoryMiB() int64 {
+	if c.ReservedBytes > c.MemoryBytes {
+		return 0
+	}
+	return int64((c.MemoryBytes - c.ReservedBytes) >> 20)
+}
+
+// Link is a link to another card of the node.
+type Link struct {
+	UUID string
+	// Class is one of the Link constants, best first.
+	Class string
+	// Lanes is the number of NVLinks, 0 for other classes.
+	Lanes int
+}
+
+// Classes of links, best to worst, as the report names them.
+const (
+	LinkNVLink     = "nvlink"
+	LinkNVSwitch   = "nvswitch"
+	LinkPCIeSwitch = "pcie-switch"
+	LinkPCIeHost   = "pcie-host"
+	LinkNUMA       = "numa"
+	LinkSystem     = "system"
+)
+
+// Sample is what a card holds at a moment.
+type Sample struct {
+	At time.Time
+	// UsedBytes is the memory in use, without ReservedBytes.
+	UsedBytes, ReservedBytes uint64
+	// Processes are those with a context on the card. Their pids are those of
+	// the node when the caller runs in its PID namespace.
+	Processes []Process
+}
+
+// Process is one process on a card.
+type Process struct {
+	PID int
+	// UsedBytes is 0 where the driver doesn't say.
+	UsedBytes uint64
+}
