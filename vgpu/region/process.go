@@ -1,0 +1,109 @@
+package region
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a process as the node sees it, with the names by which it knows itself.
+type Process struct {
+	// HostPID is the pid in the namespace of the proc file system that was read.
+	HostPID int
+	// PID is the pid in the process' own, innermost PID namespace.
+	PID uint32
+	// StartTicks is field 22 of its stat file.
+	StartTicks uint64
+	// PIDNamespace is the inode of its PID namespace; 0 where the link couldn't be read.
+	PIDNamespace uint64
+}
+
+// ReadProcess reads one process from a proc file system, "/proc" as a rule. A process that is gone, or that
+// goes while it is read, gives an error that is os.ErrNotExist; a zombie is read as any other, but has no
+// PIDNamespace.
+func ReadProcess(procRoot string, hostPID int) (Process, error) {
+	dir := filepath.Join(procRoot, strconv.Itoa(hostPID))
+	p := Process{HostPID: hostPID}
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err == nil {
+		p.PID, err = innermostPID(status)
+	}
+	if err != nil {
+		return p, fmt.Errorf("read process %d: %w", hostPID, goneIs(err))
+	}
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err == nil {
+		p.StartTicks, err = startTicks(stat)
+	}
+	if err != nil {
+		return p, fmt.Errorf("read process %d: %w", hostPID, goneIs(err))
+	}
+	if link, err := os.Readlink(filepath.Join(dir, "ns", "pid")); err == nil {
+		p.PIDNamespace = namespaceInode(link)
+	}
+	return p, nil
+}
+
+// Owns says whether p is the process that took the slot. What the slot or p doesn't know is not compared,
+// except the pid.
+func (p Process) Owns(s Slot) bool {
+	return p.PID == s.PID &&
+		(s.StartTicks == 0 || p.StartTicks == s.StartTicks) &&
+		(s.PIDNamespace == 0 || p.PIDNamespace == 0 || p.PIDNamespace == s.PIDNamespace)
+}
+
+// innermostPID takes the last number of the NSpid line (Linux 4.1).
+func innermostPID(status []byte) (uint32, error) {
+	for line := range bytes.Lines(status) {
+		rest, ok := bytes.CutPrefix(line, []byte("NSpid:"))
+		if !ok {
+			continue
+		}
+		fields := bytes.Fields(rest)
+		if len(fields) == 0 {
+			break
+		}
+		pid, err := strconv.ParseUint(string(fields[len(fields)-1]), 10, 32)
+		return uint32(pid), err
+	}
+	return 0, errors.New("no NSpid in status")
+}
+
+// startTicks takes field 22 of a stat file. Field 2 is the program's name in parentheses and may hold
+// anything, parentheses and spaces included, so fields are counted from the last parenthesis.
+func startTicks(stat []byte) (uint64, error) {
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 {
+		return 0, errors.New("no program name in stat")
+	}
+	fields := bytes.Fields(stat[end+1:])
+	const at = 22 - 3
+	if len(fields) <= at {
+		return 0, fmt.Errorf("%d fields in stat", len(fields)+2)
+	}
+	return strconv.ParseUint(string(fields[at]), 10, 64)
+}
+
+// namespaceInode reads "pid:[4026531836]".
+func namespaceInode(link string) uint64 {
+	digits := strings.TrimSuffix(strings.TrimPrefix(link, "pid:["), "]")
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// goneIs makes the error of a process that died between open and read one that is os.ErrNotExist.
+func goneIs(err error) error {
+	if errors.Is(err, unix.ESRCH) {
+		return errors.Join(os.ErrNotExist, err)
+	}
+	return err
+}
