@@ -42,6 +42,18 @@ const (
 	AnnotationComputePriority = "carve.dev/compute-priority"
 )
 
+// Annotations of containers, not of pods: the runtime and its plugins see
+// them, the API server never does.
+const (
+	// AnnotationSlots is what the device plugin answers to Allocate: the slot
+	// ids, separated by commas. It says that a container asked for cards, and
+	// nothing about which it gets.
+	AnnotationSlots = "carve.dev/slots"
+	// AnnotationSlice is the hook's mark on a container that it adjusted:
+	// "<pod UID>/<container>@<generation of the grant>".
+	AnnotationSlice = "carve.dev/slice"
+)
+
 // HAMi's annotations that are read as synonyms of ours; ours win.
 const (
 	HAMiUseModel    = "nvidia.com/use-gputype"
