@@ -1,0 +1,73 @@
+package image
+
+import (
+	"fmt"
+	"io/fs"
+	"path/filepath"
+)
+
+// searchedPath is the PATH of every image that has a shell.
+const searchedPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+
+// Pause is the sandbox container's image: one static program.
+func Pause(program string) Image {
+	return Image{
+		Ref:        "localhost/pause:1",
+		Layers:     []*Layer{new(Layer).File("/pause", program, 0o755)},
+		Entrypoint: []string{"/pause"},
+	}
+}
+
+// BaseLayer is a small Debian-like tree: merged /usr, accounts, /tmp, and a
+// shell with its tools from a static busybox. applets are the names that
+// `busybox --list` prints.
+func BaseLayer(busybox string, applets []string) *Layer {
+	l := new(Layer).
+		Dir("/usr/bin", 0o755).Dir("/usr/sbin", 0o755).Dir("/usr/lib", 0o755).Dir("/usr/lib64", 0o755).
+		Symlink("/bin", "usr/bin").Symlink("/sbin", "usr/sbin").Symlink("/lib", "usr/lib").Symlink("/lib64", "usr/lib64").
+		Dir("/dev", 0o755).Dir("/proc", 0o555).Dir("/sys", 0o555).Dir("/run", 0o755).
+		Dir("/tmp", 0o777|fs.ModeSticky).Dir("/var/tmp", 0o777|fs.ModeSticky).Symlink("/var/run", "/run").
+		Dir("/root", 0o700).Dir("/home", 0o755).
+		Bytes("/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"), 0o644).
+		Bytes("/etc/group", []byte("root:x:0:\nnogroup:x:65534:\n"), 0o644).
+		Bytes("/etc/nsswitch.conf", []byte("passwd: files\ngroup: files\nhosts: files dns\n"), 0o644)
+	for _, name := range applets {
+		if name != "busybox" {
+			l.Symlink("/usr/bin/"+name, "busybox")
+		}
+	}
+	return l.File("/usr/bin/busybox", busybox, 0o755)
+}
+
+// Base is a BaseLayer alone, with a shell as command.
+func Base(base *Layer) Image {
+	return Image{
+		Ref:    "localhost/busybox:1",
+		Layers: []*Layer{base},
+		Cmd:    []string{"/bin/sh"},
+		Env:    []string{searchedPath},
+	}
+}
+
+// Carve is the product's image: the carve binary with the libraries that it
+// needs, and the static hook, over base.
+func Carve(base *Layer, carve, hook string) (Image, error) {
+	m, err := Program("localhost/carve:dev", base, carve)
+	if err != nil {
+		return Image{}, err
+	}
+	m.Layers[len(m.Layers)-1].File("/usr/bin/carve-hook", hook, 0o755)
+	return m, nil
+}
+
+// Program is an image of one program, which becomes its entrypoint at
+// /usr/bin/<its file name>, with the libraries that it needs over base, and
+// with extra libraries that it opens only later.
+func Program(ref string, base *Layer, program string, extra ...string) (Image, error) {
+	name := "/usr/bin/" + filepath.Base(program)
+	l := new(Layer)
+	if err := l.DynamicProgram(name, program, extra...); err != nil {
+		return Image{}, fmt.Errorf("image %s: %w", ref, err)
+	}
+	return Image{Ref: ref, Layers: []*Layer{base, l}, Entrypoint: []string{name}, Env: []string{searchedPath}}, nil
+}
