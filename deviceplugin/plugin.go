@@ -1,0 +1,238 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/carve-gpu/carve/api"
+)
+
+const (
+	// endpoint is the plugin's socket in the kubelet's plugin directory.
+	endpoint = "carve-gpu.sock"
+	// kubeletSocket is where the kubelet takes registrations.
+	kubeletSocket = "kubelet.sock"
+
+	registerLimit = 5 * time.Second
+	// A registered plugin must be asked for its devices soon; if that doesn't
+	// happen the kubelet has lost the registration.
+	streamLimit     = 10 * time.Second
+	shortestBackoff = 100 * time.Millisecond
+	longestBackoff  = 5 * time.Second
+)
+
+// Slices is what the plugin needs of the node's agent.
+type Slices interface {
+	// AwaitPrepared returns nil once the slice of the container is in place and
+	// the hook can adjust containers. The error, on ctx's end or before, says
+	// in a sentence what is missing.
+	AwaitPrepared(ctx context.Context, namespace, pod, container string) error
+}
+
+// Config is what a Plugin is made of.
+type Config struct {
+	// KubeletDir is the kubelet's directory, "/var/lib/kubelet" as a rule.
+	KubeletDir string
+	Slices     Slices
+	Log        *slog.Logger
+}
+
+// Plugin serves nvidia.com/gpu to the kubelet and registers again whenever the
+// kubelet starts anew.
+type Plugin struct {
+	// A method that a later protocol version adds must be looked at, so a
+	// build with it should fail.
+	kubelet.UnsafeDevicePluginServer
+
+	dir    string
+	slices Slices
+	owners *owners
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	slots   int
+	changed chan struct{} // closed and replaced when slots or streams change
+	streams int           // open ListAndWatch calls
+}
+
+// New makes a plugin without slots. It serves once Run is called.
+func New(c Config) *Plugin {
+	return &Plugin{
+		dir:     filepath.Join(c.KubeletDir, "device-plugins"),
+		slices:  c.Slices,
+		owners:  newOwners(filepath.Join(c.KubeletDir, "pod-resources", "kubelet.sock")),
+		log:     c.Log,
+		changed: make(chan struct{}),
+	}
+}
+
+// SetSlots says how many containers the node's cards can take.
+func (p *Plugin) SetSlots(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n != p.slots {
+		p.slots = n
+		p.notify()
+	}
+}
+
+// Connected reports whether the kubelet listens to the plugin.
+func (p *Plugin) Connected() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.streams > 0
+}
+
+// notify wakes all that wait for a change. p.mu is held.
+func (p *Plugin) notify() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// state gives the slots, whether the kubelet listens, and a channel that is
+// closed when one of them changes.
+func (p *Plugin) state() (slots int, connected bool, changed <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.slots, p.streams > 0, p.changed
+}
+
+// Run serves until ctx ends and keeps the plugin registered. It returns an
+// error only if the kubelet's plugin directory can't be watched.
+func (p *Plugin) Run(ctx context.Context) error {
+	defer p.owners.close()
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("serve device plugin: %w", err)
+	}
+	defer watcher.Close()
+	if err := watcher.Add(p.dir); err != nil {
+		return fmt.Errorf("serve device plugin: watch %s: %w", p.dir, err)
+	}
+	wait := shortestBackoff
+	for ctx.Err() == nil {
+		registered, err := p.session(ctx, watcher.Events)
+		if err != nil {
+			p.log.Warn("device plugin isn't registered", "error", err)
+		}
+		if registered {
+			wait = shortestBackoff
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, longestBackoff)
+	}
+	return nil
+}
+
+// session serves on a fresh socket, registers, and stays until the kubelet is
+// gone or starts anew. It reports whether the kubelet ever listened.
+func (p *Plugin) session(ctx context.Context, events <-chan fsnotify.Event) (bool, error) {
+	path := filepath.Join(p.dir, endpoint)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("remove old socket: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return false, fmt.Errorf("listen: %w", err)
+	}
+	server := grpc.NewServer()
+	kubelet.RegisterDevicePluginServer(server, p)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	defer func() {
+		server.Stop()
+		<-served
+	}()
+	own, kubeletsOwn := identity(path), identity(filepath.Join(p.dir, kubeletSocket))
+	if err := p.register(ctx); err != nil {
+		return false, err
+	}
+	connected := false
+	limit := time.NewTimer(streamLimit)
+	defer limit.Stop()
+	for {
+		_, now, changed := p.state()
+		switch {
+		case now && !connected:
+			connected = true
+			limit.Stop()
+			p.log.Info("device plugin is registered", "resource", api.ResourceGPU)
+		case connected && !now:
+			p.log.Info("the kubelet left the device plugin")
+			return true, nil
+		}
+		select {
+		case <-ctx.Done():
+			return connected, nil
+		case <-changed:
+		case <-limit.C:
+			return false, fmt.Errorf("the kubelet didn't ask for devices within %v", streamLimit)
+		case <-events:
+			// Events tell that something happened, perhaps before this session;
+			// what counts is how things are now.
+			if now := identity(filepath.Join(p.dir, kubeletSocket)); now != kubeletsOwn && now != (socketIdentity{}) {
+				p.log.Info("the kubelet started anew")
+				return connected, nil
+			}
+			if identity(path) != own {
+				p.log.Info("the plugin's socket was removed")
+				return connected, nil
+			}
+		case err := <-served:
+			served <- err
+			return connected, fmt.Errorf("serve: %w", err)
+		}
+	}
+}
+
+// socketIdentity tells a socket from another one that took its place; it is
+// zero where there is none.
+type socketIdentity struct {
+	inode uint64
+	made  int64 // nanoseconds
+}
+
+func identity(path string) socketIdentity {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return socketIdentity{}
+	}
+	return socketIdentity{st.Ino, st.Mtim.Nano()}
+}
+
+func (p *Plugin) register(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, registerLimit)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, kubeletSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("register: %w", err)
+	}
+	defer conn.Close()
+	_, err = kubelet.NewRegistrationClient(conn).Register(ctx, &kubelet.RegisterRequest{
+		Version:      kubelet.Version,
+		Endpoint:     endpoint,
+		ResourceName: api.ResourceGPU,
+		Options:      options(),
+	})
+	if err != nil {
+		return fmt.Errorf("register with the kubelet: %w", err)
+	}
+	return nil
+}
