@@ -1,0 +1,215 @@
+package fit
+
+import "sort"
+
+// searchSteps bounds the search for pods with several containers: about ten
+// milliseconds. Real pods need a few steps; only adversarial mixes get here.
+const searchSteps = 100_000
+
+// Prefer orders cards for a container: the lowest value is tried first. after
+// is what would be in use on the card with the container on it. Equal values
+// are ordered by position, so the choice is deterministic.
+type Prefer func(c *Card, after Amount) int64
+
+// Placement holds, for each container of an Ask, its cards as positions in
+// Node.Cards, ascending.
+type Placement [][]int
+
+// Fit places the ask on the node's cards, or says why it can't be. It is
+// exact: if there is a placement, one is found (within a step limit that has a
+// refusal of its own). No card is booked twice by containers that run at the
+// same time, and a container's cards are different ones.
+func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
+	if n.Blocked != "" {
+		return nil, &Refusal{Reason: n.Blocked, Card: -1, distance: distanceNode}
+	}
+	if len(a.Containers) == 1 {
+		if cards := fitOne(n, a, prefer); cards != nil {
+			return Placement{cards}, nil
+		}
+		return nil, explain(n, a, false)
+	}
+	s := search{node: n, ask: a, prefer: prefer, open: make([]bool, len(n.Cards)),
+		on: make([]uint64, len(n.Cards)), place: make(Placement, len(a.Containers))}
+	for i := range n.Cards {
+		s.open[i] = n.Cards[i].Blocked == "" && a.admits(&n.Cards[i]) == ""
+	}
+	if s.container(0) {
+		for _, cards := range s.place {
+			sort.Ints(cards)
+		}
+		return s.place, nil
+	}
+	return nil, explain(n, a, s.steps >= searchSteps)
+}
+
+// fits reports whether the container, alone of its pod, fits on the card.
+func fits(card *Card, c *Container, amount Amount) bool {
+	if c.Whole {
+		return !card.Touched && card.Slots > 0 && card.MemMiB >= c.MemMiB
+	}
+	return !card.Whole &&
+		card.Used.MemMiB+amount.MemMiB <= card.MemMiB &&
+		(amount.Cores == 0 || card.Used.Cores+amount.Cores <= allCores) &&
+		card.Used.Slots+amount.Slots <= card.Slots
+}
+
+// fitOne is Fit for pods with one container: the k best cards, without search.
+func fitOne(n *Node, a *Ask, prefer Prefer) []int {
+	c := &a.Containers[0]
+	if c.Cards > len(n.Cards) {
+		return nil
+	}
+	best := make([]int, 0, c.Cards)
+	var room [16]int64
+	costs := room[:0]
+	for i := range n.Cards {
+		card := &n.Cards[i]
+		if card.Blocked != "" {
+			continue
+		}
+		amount := c.on(card)
+		if !fits(card, c, amount) || a.admits(card) != "" {
+			continue
+		}
+		cost := prefer(card, card.Used.Plus(amount))
+		at := len(costs)
+		for at > 0 && cost < costs[at-1] {
+			at--
+		}
+		if at == c.Cards {
+			continue
+		}
+		if len(costs) < c.Cards {
+			costs, best = append(costs, 0), append(best, 0)
+		}
+		copy(costs[at+1:], costs[at:])
+		copy(best[at+1:], best[at:])
+		costs[at], best[at] = cost, i
+	}
+	if len(best) < c.Cards {
+		return nil
+	}
+	sort.Ints(best)
+	return best
+}
+
+// search is a depth-first search over containers, then over the cards of each.
+type search struct {
+	node   *Node
+	ask    *Ask
+	prefer Prefer
+	open   []bool   // cards that may be used at all
+	on     []uint64 // per card, the containers placed on it so far
+	place  Placement
+	steps  int
+	uses   []Use // scratch
+}
+
+// candidate is a card that a container could take now.
+type candidate struct {
+	card    int
+	covered bool // the pod's peak on the card doesn't grow
+	cost    int64
+}
+
+// held is the pod's peak on a card with the given containers on it.
+func (s *search) held(card int, on uint64) Amount {
+	s.uses = s.uses[:0]
+	for i := range s.ask.Containers {
+		if on&(1<<i) != 0 {
+			c := &s.ask.Containers[i]
+			s.uses = append(s.uses, Use{c.Kind, c.on(&s.node.Cards[card])})
+		}
+	}
+	return Peak(s.uses)
+}
+
+func (s *search) container(depth int) bool {
+	if depth == len(s.ask.order) {
+		return true
+	}
+	ci := s.ask.order[depth]
+	c := &s.ask.Containers[ci]
+	var list []candidate
+	for i := range s.node.Cards {
+		card := &s.node.Cards[i]
+		if !s.open[i] || card.Whole || (c.Whole && (card.Touched || card.MemMiB < c.MemMiB)) {
+			continue
+		}
+		before, now := s.held(i, s.on[i]), s.held(i, s.on[i]|1<<ci)
+		after := card.Used.Plus(now)
+		if after.MemMiB > card.MemMiB || after.Slots > card.Slots || (now.Cores > 0 && after.Cores > allCores) {
+			continue
+		}
+		list = append(list, candidate{i, now == before, s.prefer(card, after)})
+	}
+	if len(list) < c.Cards {
+		return false
+	}
+	sort.SliceStable(list, func(i, j int) bool {
+		if list[i].covered != list[j].covered {
+			return list[i].covered
+		}
+		return list[i].cost < list[j].cost
+	})
+	return s.cards(depth, list, 0, c.Cards)
+}
+
+// cards chooses the remaining cards of the container from list[from:].
+func (s *search) cards(depth int, list []candidate, from, remaining int) bool {
+	if remaining == 0 {
+		return s.container(depth + 1)
+	}
+	ci := s.ask.order[depth]
+	failed := -1
+	for i := from; len(list)-i >= remaining; i++ {
+		card := list[i].card
+		// A card in the same state as one that led nowhere leads nowhere.
+		if failed >= 0 && s.same(failed, card) {
+			continue
+		}
+		if s.steps++; s.steps > searchSteps {
+			return false
+		}
+		s.on[card] |= 1 << ci
+		s.place[ci] = append(s.place[ci], card)
+		if s.cards(depth, list, i+1, remaining-1) {
+			return true
+		}
+		s.place[ci] = s.place[ci][:len(s.place[ci])-1]
+		s.on[card] &^= 1 << ci
+		failed = card
+	}
+	return false
+}
+
+// same reports whether two cards are interchangeable for the rest of the search.
+func (s *search) same(i, j int) bool {
+	a, b := &s.node.Cards[i], &s.node.Cards[j]
+	return s.on[i] == s.on[j] && a.MemMiB == b.MemMiB && a.Slots == b.Slots &&
+		a.Used == b.Used && a.Touched == b.Touched && a.Whole == b.Whole
+}
+
+// Apply books a placement on a copy of the node, so that a caller can go on
+// placing further pods in its head. The node itself isn't changed.
+func Apply(n *Node, a *Ask, p Placement) *Node {
+	out := *n
+	out.Cards = append([]Card(nil), n.Cards...)
+	s := search{node: n, ask: a, on: make([]uint64, len(n.Cards))}
+	whole := make([]bool, len(n.Cards))
+	for ci, cards := range p {
+		for _, i := range cards {
+			s.on[i] |= 1 << ci
+			whole[i] = whole[i] || a.Containers[ci].Whole
+		}
+	}
+	for i := range out.Cards {
+		if s.on[i] != 0 {
+			out.Cards[i].Used = out.Cards[i].Used.Plus(s.held(i, s.on[i]))
+			out.Cards[i].Touched = true
+			out.Cards[i].Whole = out.Cards[i].Whole || whole[i]
+		}
+	}
+	return &out
+}
