@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "contexts.h"
+
+#include "ledger.h"
+#include "limits.h"
+#include "measure.h"
+#include "pointers.h"
+
+/* ------------------------------------------------------------------------------------------- devices */
+
+static int look_up_device(const struct carve_driver *d, struct carve_state *s, CUdevice device) {
+    CUuuid uuid;
+    struct carve_limits_bank bank;
+    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+    /* The second form tells MIG instances of one card apart. */
+    if (d->cuDeviceGetUuid_v2 != NULL) {
+        result = d->cuDeviceGetUuid_v2(&uuid, device);
+    }
+    if (result != CUDA_SUCCESS && d->cuDeviceGetUuid != NULL) {
+        result = d->cuDeviceGetUuid(&uuid, device);
+    }
+    if (result != CUDA_SUCCESS || !carve_limits_take(s->limits, &bank)) {
+        return -1;
+    }
+    return carve_limits_find(&bank, uuid.bytes);
+}
+
+int carve_device_card(const struct carve_driver *d, struct carve_state *s, CUdevice device) {
+    if (device < 0) {
+        return -1;
+    }
+    if (device >= CARVE_MAX_DEVICES) {
+        return look_up_device(d, s, device);
+    }
+    int known = __atomic_load_n(&s->device_card[device], __ATOMIC_RELAXED);
+    if (known > 0) {
+        return known - 1;
+    }
+    /* A card that isn't in the limits is looked for each time: it may be added. */
+    int card = look_up_device(d, s, device);
+    if (card >= 0) {
+        __atomic_store_n(&s->device_card[device], (int8_t)(card + 1), __ATOMIC_RELAXED);
+    }
+    return card;
+}
+
+/* -------------------------------------------------------------------------------------------- places */
+
+enum carve_where carve_current(const struct carve_driver *d, struct carve_state *s, struct carve_place *place) {
+    CUcontext handle = NULL;
+    if (CARVE_UNLIKELY(d->cuCtxGetCurrent == NULL || d->cuCtxGetCurrent(&handle) != CUDA_SUCCESS || handle == NULL)) {
+        return CARVE_NOWHERE;
+    }
+    /* Without the lock: an entry that changes meanwhile is of a context that is being destroyed while a
+     * thread uses it, which no driver survives either. */
+    uint32_t recent = __atomic_load_n(&s->recent_context, __ATOMIC_RELAXED);
+    const struct carve_context *c = &s->contexts[recent];
+    if (CARVE_UNLIKELY(__atomic_load_n(&c->handle, __ATOMIC_ACQUIRE) != handle)) {
+        uint32_t high = __atomic_load_n(&s->contexts_high, __ATOMIC_ACQUIRE);
+        uint32_t i = 0;
+        while (i < high && __atomic_load_n(&s->contexts[i].handle, __ATOMIC_ACQUIRE) != handle) {
+            i++;
+        }
+        if (i == high) {
+            CUdevice device = -1;
+            if (d->cuCtxGetDevice == NULL || d->cuCtxGetDevice(&device) != CUDA_SUCCESS) {
+                return CARVE_NOWHERE;
+            }
+            int card = carve_device_card(d, s, device);
+            if (card < 0) {
+                return CARVE_FOREIGN;
+            }
+            *place = (struct carve_place){(unsigned)card, 0};
+            return CARVE_HERE;
+        }
+        __atomic_store_n(&s->recent_context, i, __ATOMIC_RELAXED);
+        c = &s->contexts[i];
+    }
+    *place = (struct carve_place){(unsigned)c->card, c->id};
+    return CARVE_HERE;
+}
+
+/* ---------------------------------------------------------------------------------------- the list */
+
+/* Puts a context on the list; the lock is held. */
+static bool list_add(struct carve_state *s, struct carve_context context) {
+    uint32_t i = 0;
+    while (i < s->contexts_high && s->contexts[i].handle != NULL) {
+        i++;
+    }
+    if (i == CARVE_MAX_CONTEXTS) {
+        return false;
+    }
+    CUcontext handle = context.handle;
+    context.handle = NULL;
+    s->contexts[i] = context;
+    __atomic_store_n(&s->contexts[i].handle, handle, __ATOMIC_RELEASE);
+    if (i == s->contexts_high) {
+        __atomic_store_n(&s->contexts_high, i + 1, __ATOMIC_RELEASE);
+    }
+    return true;
+}
+
+static struct carve_context *list_find(struct carve_state *s, CUcontext handle) {
+    for (uint32_t i = 0; handle != NULL && i < s->contexts_high; i++) {
+        if (s->contexts[i].handle == handle) {
+            return &s->contexts[i];
+        }
+    }
+    return NULL;
+}
+
+static struct carve_context *list_find_primary(struct carve_state *s, CUdevice device) {
+    for (uint32_t i = 0; i < s->contexts_high; i++) {
+        if (s->contexts[i].handle != NULL && s->contexts[i].primary && s->contexts[i].device == device) {
+            return &s->contexts[i];
+        }
+    }
+    return NULL;
+}
+
+bool carve_primary_known(struct carve_state *s, CUdevice device) {
+    carve_lock(&s->contexts_lock);
+    bool known = list_find_primary(s, device) != NULL;
+    carve_unlock(&s->contexts_lock);
+    return known;
+}
+
+static void list_remove(struct carve_context *c) { __atomic_store_n(&c->handle, NULL, __ATOMIC_RELEASE); }
+
+/* ---------------------------------------------------------------------------------------- opening */
+
+static uint32_t expected_units(const struct carve_limits_bank *bank, unsigned card) {
+    uint64_t bytes = bank->cards[card].context_bytes;
+    return carve_units_up(bytes != 0 ? bytes : CARVE_CONTEXT_GUESS_BYTES);
+}
+
+/* Whether this context is all that this process has charged on the card. Then nothing of it can change on the
+ * card meanwhile, for without a context there is nothing to allocate in. */
+static bool alone(struct carve_opening *opening) {
+    struct carve_account *a = &opening->s->accounts[opening->card];
+    carve_lock(&a->lock);
+    bool yes = a->used == opening->units && a->pending == 0;
+    carve_unlock(&a->lock);
+    return yes;
+}
+
+bool carve_context_open(const struct carve_driver *d, CUdevice device, struct carve_opening *opening) {
+    struct carve_limits_bank bank;
+    *opening = (struct carve_opening){.s = carve_state(), .device = device};
+    struct carve_state *s = opening->s;
+    if (s == NULL || !carve_limits_take(s->limits, &bank)) {
+        return false;
+    }
+    int card = carve_device_card(d, s, device);
+    if (card < 0) {
+        return false;
+    }
+    opening->card = (unsigned)card;
+    uint32_t units = expected_units(&bank, opening->card);
+    if (!carve_admit(s, opening->card, units, carve_units_bytes(units))) {
+        return false;
+    }
+    opening->units = units;
+    opening->alone = alone(opening);
+    return true;
+}
+
+void carve_context_abort(struct carve_opening *opening) {
+    if (opening->units != 0) {
+        carve_release(opening->s, opening->card, opening->units);
+        opening->units = 0;
+    }
+}
+
+/* What the driver took for the context, where that can be told; else what was expected. */
+static bool settle(struct carve_opening *opening) {
+    struct carve_limits_bank bank;
+    uint32_t units;
+    if (!opening->alone || !carve_limits_take(opening->s->limits, &bank) || (bank.flags & CARVE_LIMITS_SELF_VISIBLE) == 0 ||
+        !carve_measure(bank.cards[opening->card].uuid, &units) || !alone(opening)) {
+        return false;
+    }
+    carve_correct(opening->s, opening->card, (int64_t)units - (int64_t)opening->units);
+    opening->units = units;
+    return true;
+}
+
+void carve_context_opened(struct carve_opening *opening, CUcontext handle, bool primary) {
+    struct carve_state *s = opening->s;
+    bool measured = settle(opening);
+    carve_lock(&s->contexts_lock);
+    if (primary && list_find_primary(s, opening->device) != NULL) {
+        /* Another thread was first with the same primary context. */
+        carve_unlock(&s->contexts_lock);
+        carve_context_abort(opening);
+        return;
+    }
+    struct carve_context context = {
+        .handle = handle,
+        .id = ++s->last_context_id,
+        .card = (int16_t)opening->card,
+        .primary = primary,
+        .measured = measured,
+        .device = opening->device,
+        .units = opening->units,
+    };
+    /* A context for which there is no place on the list stays charged until the process ends. */
+    (void)list_add(s, context);
+    carve_unlock(&s->contexts_lock);
+    carve_note_context(s, opening->card, opening->units);
+}
+
+/* ---------------------------------------------------------------------------------------- closing */
+
+void carve_block_gone(struct carve_state *s, const struct carve_pointer *block, bool last) {
+    uint32_t units = last ? CARVE_PAGE_UNITS : carve_own_units(block);
+    if (units != 0) {
+        carve_release(s, block->card, units);
+    }
+}
+
+static void drop_blocks(struct carve_state *s, uint32_t context) {
+    struct carve_pointer block;
+    bool last;
+    uint32_t cursor = 0;
+    while (context != 0 && carve_pointers_take_of(s, context, &block, &last, &cursor)) {
+        carve_block_gone(s, &block, last);
+    }
+}
+
+static void drop_context(struct carve_state *s, const struct carve_context *closing) {
+    carve_release(s, (unsigned)closing->card, closing->units);
+    carve_note_context(s, (unsigned)closing->card, -(int64_t)closing->units);
+}
+
+bool carve_context_close(struct carve_state *s, CUcontext handle, struct carve_context *closing) {
+    carve_lock(&s->contexts_lock);
+    struct carve_context *c = list_find(s, handle);
+    if (c != NULL) {
+        *closing = *c;
+        list_remove(c);
+    }
+    carve_unlock(&s->contexts_lock);
+    return c != NULL;
+}
+
+void carve_context_restore(struct carve_state *s, const struct carve_context *closing) {
+    carve_lock(&s->contexts_lock);
+    (void)list_add(s, *closing);
+    carve_unlock(&s->contexts_lock);
+}
+
+void carve_context_closed(struct carve_state *s, const struct carve_context *closing) {
+    drop_blocks(s, closing->id);
+    drop_context(s, closing);
+}
+
+void carve_primary_released(const struct carve_driver *d, struct carve_state *s, CUdevice device, bool reset) {
+    struct carve_context closing = {0};
+    bool gone = false;
+    carve_lock(&s->contexts_lock);
+    struct carve_context *c = list_find_primary(s, device);
+    if (c != NULL) {
+        unsigned int flags = 0;
+        int active = 1;
+        /* Asked under the lock: a thread that retains it anew at this moment puts it on the list after. */
+        if (d->cuDevicePrimaryCtxGetState != NULL) {
+            (void)d->cuDevicePrimaryCtxGetState(device, &flags, &active);
+        }
+        closing = *c;
+        gone = active == 0;
+        if (gone) {
+            list_remove(c);
+        } else if (reset) {
+            c->id = ++s->last_context_id; /* what is allocated from now on is not what was reset */
+        }
+    }
+    carve_unlock(&s->contexts_lock);
+    if (c != NULL && (gone || reset)) {
+        drop_blocks(s, closing.id);
+    }
+    if (gone) {
+        drop_context(s, &closing);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------- following */
+
+void carve_contexts_follow_slow(struct carve_state *s) {
+    struct carve_limits_bank bank;
+    if (!carve_limits_take(s->limits, &bank)) {
+        return; /* requests are refused until it is valid again */
+    }
+    carve_lock(&s->contexts_lock);
+    for (uint32_t i = 0; i < s->contexts_high; i++) {
+        struct carve_context *c = &s->contexts[i];
+        if (c->handle == NULL || c->measured || bank.cards[c->card].context_bytes == 0) {
+            continue;
+        }
+        uint32_t units = expected_units(&bank, (unsigned)c->card);
+        int64_t more = (int64_t)units - (int64_t)c->units;
+        if (more != 0) {
+            c->units = units;
+            carve_correct(s, (unsigned)c->card, more);
+            carve_note_context(s, (unsigned)c->card, more);
+        }
+    }
+    carve_unlock(&s->contexts_lock);
+    __atomic_store_n(&s->seen_generation, bank.generation, __ATOMIC_RELAXED);
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* contexts.h: which contexts this process has, on which card, and what each is charged with. */
+#ifndef CARVE_CONTEXTS_H
+#define CARVE_CONTEXTS_H
+
+#include "driver.h"
+#include "pointers.h"
+#include "state.h"
+
+/* Charged for a context whose cost on this card isn't known yet. What drivers take on today's cards is 100 to
+ * 550 MiB before the first module is loaded; a guess that is too high is safe. */
+#define CARVE_CONTEXT_GUESS_BYTES (512ull << 20)
+
+/* The card of a device ordinal, by UUID; -1 where the limits don't name it. */
+int carve_device_card(const struct carve_driver *d, struct carve_state *s, CUdevice device);
+
+enum carve_where {
+    CARVE_HERE,    /* the place was filled in */
+    CARVE_NOWHERE, /* no context is current: the driver has an answer to that */
+    CARVE_FOREIGN, /* on a card that the limits don't name */
+};
+
+struct carve_place {
+    unsigned card;
+    uint32_t context; /* carve_context.id, 0: a context that this process didn't create through the front */
+};
+
+/* Where the calling thread's requests go. */
+enum carve_where carve_current(const struct carve_driver *d, struct carve_state *s, struct carve_place *place);
+
+/* A context that is about to be created: charges it, or says no. */
+struct carve_opening {
+    struct carve_state *s;
+    CUdevice device;
+    unsigned card;
+    uint32_t units; /* charged; 0: nothing */
+    bool alone;     /* nothing else of this process is on the card */
+};
+
+bool carve_context_open(const struct carve_driver *d, CUdevice device, struct carve_opening *opening);
+/* It wasn't created. */
+void carve_context_abort(struct carve_opening *opening);
+/* It was. */
+void carve_context_opened(struct carve_opening *opening, CUcontext handle, bool primary);
+
+/* Whether the primary context of a device is on the list. */
+bool carve_primary_known(struct carve_state *s, CUdevice device);
+
+/* A context that is about to be destroyed is taken off the list first: its handle may be given to another as
+ * soon as it is gone. */
+bool carve_context_close(struct carve_state *s, CUcontext handle, struct carve_context *closing);
+/* It wasn't destroyed. */
+void carve_context_restore(struct carve_state *s, const struct carve_context *closing);
+/* It was: gives back what was charged for it and for all in it. */
+void carve_context_closed(struct carve_state *s, const struct carve_context *closing);
+
+/* The primary context of a device was released or reset: if it is gone, gives back what was charged for it.
+ * reset says that what was in it is gone in any case. */
+void carve_primary_released(const struct carve_driver *d, struct carve_state *s, CUdevice device, bool reset);
+
+/* Fits the charges of contexts to what the agent has learnt since. Cheap where nothing is new. */
+void carve_contexts_follow_slow(struct carve_state *s);
+
+static inline void carve_contexts_follow(struct carve_state *s) {
+    uint64_t generation = __atomic_load_n(&s->limits->generation, __ATOMIC_RELAXED);
+    if (CARVE_UNLIKELY(generation != __atomic_load_n(&s->seen_generation, __ATOMIC_RELAXED))) {
+        carve_contexts_follow_slow(s);
+    }
+}
+
+/* Gives back the charge of a block that is gone; last as carve_pointers_take says it. */
+void carve_block_gone(struct carve_state *s, const struct carve_pointer *block, bool last);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ledger.h: may this process have so much more of a card, and what does the container hold of it.
+ *
+ * The processes of a container share one limit without a lock between them. A request is first weighed
+ * against what is charged to all; what doesn't fit is refused without a trace. What fits is published as
+ * pending and weighed again, since others may have done the same at that moment, and then becomes used.
+ * Whoever published last sees all the others, so they can't all get through when there is room for one
+ * only. Where pending requests stand in one another's way the process with the lower slot goes first.
+ */
+#ifndef CARVE_LEDGER_H
+#define CARVE_LEDGER_H
+
+#include "state.h"
+
+/* How long a request waits for other processes to make up their mind, and for the agent to take the charge
+ * off processes that are dead. */
+#define CARVE_PENDING_WAIT_NS 50000000ull
+#define CARVE_DEAD_WAIT_NS 1000000000ull
+#define CARVE_DEAD_RETRY_NS 10000000000ull
+
+/* Charges units on a card if they fit under its limit. asked_bytes is what is written beside a refusal. */
+bool carve_admit(struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes);
+
+/* The same without waiting for anybody, and without counting a refusal. */
+bool carve_try(struct carve_state *s, unsigned card, uint32_t units);
+
+/* Takes units back. */
+void carve_release(struct carve_state *s, unsigned card, uint32_t units);
+
+/* Corrects a charge to what the driver really took: upwards without asking, for it is taken already. */
+void carve_correct(struct carve_state *s, unsigned card, int64_t units);
+
+/* What part of the charge is contexts, for those who read the file. */
+void carve_note_context(struct carve_state *s, unsigned card, int64_t units);
+
+/* Limit of a card in units; 0 where the limits file is not valid or doesn't name the card. */
+uint32_t carve_limit(struct carve_state *s, unsigned card);
+
+/* Whether the limits file is valid at present. */
+bool carve_limits_readable(struct carve_state *s);
+
+/* What the container has charged on a card, pending requests and the agent's residual included. */
+uint64_t carve_charged(struct carve_state *s, unsigned card);
+
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "measure.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+
+#include "limits.h"
+#include "nvml_abi.h"
+#include "uuid.h"
+
+enum { MOST_PROCESSES = 256 };
+
+static bool read_own_line(void *nvml, const uint8_t uuid[16], uint64_t *bytes) {
+    __typeof__(nvmlDeviceGetHandleByUUID) *handle_by_uuid =
+        (__typeof__(nvmlDeviceGetHandleByUUID) *)dlsym(nvml, "nvmlDeviceGetHandleByUUID");
+    __typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *processes =
+        (__typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *)dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
+    if (processes == NULL) {
+        /* The same layout, before R510. */
+        processes = (__typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *)dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v2");
+    }
+    char text[CARVE_UUID_TEXT];
+    nvmlDevice_t device;
+    nvmlProcessInfo_t lines[MOST_PROCESSES];
+    unsigned int count = MOST_PROCESSES;
+    carve_uuid_write(uuid, text);
+    if (handle_by_uuid == NULL || processes == NULL || handle_by_uuid(text, &device) != NVML_SUCCESS ||
+        processes(device, &count, lines) != NVML_SUCCESS || count > MOST_PROCESSES) {
+        return false;
+    }
+    uint32_t pid = carve_pid();
+    for (unsigned int i = 0; i < count; i++) {
+        if (lines[i].pid == pid && lines[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE) {
+            *bytes = lines[i].usedGpuMemory;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool carve_measure(const uint8_t uuid[16], uint32_t *units) {
+    int saved = errno;
+    bool found = false;
+    /* By name first, so that the front is loaded before the real library: a program that asks for it by name
+     * later gets the first on the loader's list that is called so. */
+    void *front = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
+    void *nvml = front == NULL ? NULL : dlopen(CARVE_NVML_AT, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+    if (nvml != NULL) {
+        __typeof__(nvmlInit_v2) *init = (__typeof__(nvmlInit_v2) *)dlsym(nvml, "nvmlInit_v2");
+        __typeof__(nvmlShutdown) *shutdown = (__typeof__(nvmlShutdown) *)dlsym(nvml, "nvmlShutdown");
+        /* Init and shutdown are counted by NVML, so a program that uses it itself isn't disturbed. */
+        if (init != NULL && shutdown != NULL && init() == NVML_SUCCESS) {
+            uint64_t bytes = 0;
+            found = read_own_line(nvml, uuid, &bytes);
+            *units = found ? carve_units_up(bytes) : *units;
+            (void)shutdown();
+        }
+        (void)dlclose(nvml);
+    }
+    if (front != NULL) {
+        (void)dlclose(front);
+    }
+    errno = saved;
+    return found;
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The front of NVML: what a card has and who uses it, as the container is meant to see it.
+ *
+ * It maps nothing and takes no slot: asking is rare, and a tool that only looks must not fail because a
+ * process of the container scribbled over the usage file. Numbers out of that file are bounded and shown to
+ * the container alone.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+
+#include "limits.h"
+#include "measure.h"
+#include "nvml_abi.h"
+#include "nvml_hooks.h"
+#include "state.h"
+#include "uuid.h"
+
+#define CARVE_EXPORT __attribute__((visibility("default")))
+
+struct nvml {
+    uint32_t ready;
+#define X(name, release, does) __typeof__(name) *name;
+    CARVE_NVML_HOOKS(X)
+#undef X
+#define X(name) __typeof__(name) *name;
+    CARVE_NVML_CALLS(X)
+#undef X
+};
+
+static struct nvml found;
+
+/* As carve_driver_find, see there. */
+static const struct nvml *real_nvml(void) {
+    if (__atomic_load_n(&found.ready, __ATOMIC_ACQUIRE) != 0) {
+        return &found;
+    }
+    int saved = errno;
+    void *handle = dlopen(CARVE_NVML_AT, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle == NULL) {
+        handle = dlopen(CARVE_NVML_AT, RTLD_LAZY | RTLD_LOCAL);
+    }
+    errno = saved;
+    if (handle == NULL) {
+        return &found;
+    }
+#define FIND(name) __atomic_store_n(&found.name, (__typeof__(name) *)dlsym(handle, #name), __ATOMIC_RELAXED);
+#define X(name, release, does) FIND(name)
+    CARVE_NVML_HOOKS(X)
+#undef X
+#define X(name) FIND(name)
+    CARVE_NVML_CALLS(X)
+#undef X
+    __atomic_store_n(&found.ready, 1, __ATOMIC_RELEASE);
+    return &found;
+}
+
+/* ---- the share ---- */
+
+enum about {
+    ABOUT_SHARE,      /* the view was filled in */
+    ABOUT_NO_SHARE,   /* a card that the limits don't name */
+    ABOUT_UNREADABLE, /* the limits can't be read */
+};
+
+struct view {
+    uint32_t card;
+    uint64_t limit_bytes;
+    uint64_t residual_bytes;
+};
+
+static enum about look(const struct nvml *n, nvmlDevice_t device, struct view *view) {
+    struct carve_limits limits;
+    struct carve_limits_bank bank;
+    char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    uint8_t uuid[16];
+    /* A copy read while the agent was writing has a wrong checksum or generation: read it again. */
+    for (int tries = 0;; tries++) {
+        if (tries == 16 || carve_read_file(CARVE_LIMITS_AT, &limits, sizeof limits, 0) != (long)sizeof limits) {
+            return ABOUT_UNREADABLE;
+        }
+        if (carve_limits_take(&limits, &bank)) {
+            break;
+        }
+    }
+    if (n->nvmlDeviceGetUUID == NULL || n->nvmlDeviceGetUUID(device, text, sizeof text) != NVML_SUCCESS ||
+        !carve_uuid_read(text, uuid)) {
+        return ABOUT_NO_SHARE;
+    }
+    int card = carve_limits_find(&bank, uuid);
+    if (card < 0) {
+        return ABOUT_NO_SHARE;
+    }
+    view->card = (uint32_t)card;
+    view->limit_bytes = carve_units_bytes(carve_units_down(bank.cards[card].limit_bytes));
+    view->residual_bytes = limits.live[card].residual_bytes;
+    return ABOUT_SHARE;
+}
+
+/* Calls visit for each slot that holds a charge on the card. */
+struct visitor {
+    uint64_t charged_bytes;
+    uint64_t pid_namespace; /* of the caller; lines of others aren't listed */
+    unsigned int room;      /* lines that fit */
+    unsigned int count;     /* lines that there are */
+    void (*put)(void *lines, unsigned int at, unsigned int pid, uint64_t bytes);
+    void *lines;
+};
+
+static uint32_t high_water(void) {
+    uint32_t high = 0;
+    long n = carve_read_file(CARVE_USAGE_AT, &high, sizeof high, offsetof(struct carve_usage, high_water));
+    return n != (long)sizeof high || high > CARVE_MAX_SLOTS ? CARVE_MAX_SLOTS : high;
+}
+
+static void visit(struct visitor *v, uint32_t card) {
+    enum { AT_ONCE = 16 };
+    struct carve_usage_line lines[AT_ONCE];
+    struct carve_process process;
+    uint32_t high = high_water();
+    for (uint32_t first = 0; first < high; first += AT_ONCE) {
+        uint64_t at = offsetof(struct carve_usage, lines) + ((uint64_t)card * CARVE_MAX_SLOTS + first) * sizeof lines[0];
+        long n = carve_read_file(CARVE_USAGE_AT, lines, sizeof lines, at);
+        for (uint32_t i = 0; n > 0 && i < (uint32_t)n / sizeof lines[0] && first + i < high; i++) {
+            uint64_t used = CARVE_CHARGE_USED(lines[i].charge), pending = CARVE_CHARGE_PENDING(lines[i].charge);
+            v->charged_bytes += carve_units_bytes(used + pending);
+            if (used == 0 || v->put == NULL ||
+                carve_read_file(CARVE_USAGE_AT, &process, sizeof process,
+                                offsetof(struct carve_usage, processes) + (uint64_t)(first + i) * sizeof process) !=
+                    (long)sizeof process ||
+                process.pid_namespace != v->pid_namespace || CARVE_STATE(process.state_pid) != CARVE_SLOT_LIVE) {
+                continue;
+            }
+            if (v->count < v->room) {
+                v->put(v->lines, v->count, CARVE_PID(process.state_pid), carve_units_bytes(used));
+            }
+            v->count++;
+        }
+    }
+}
+
+/* ---- memory ---- */
+
+/* Used and total bytes; false where the driver's own figures stand. */
+static nvmlReturn_t memory(const struct nvml *n, nvmlDevice_t device, bool *share, uint64_t *used, uint64_t *total) {
+    struct view view;
+    struct visitor v = {0};
+    *share = false;
+    switch (look(n, device, &view)) {
+    case ABOUT_NO_SHARE:
+        return NVML_SUCCESS;
+    case ABOUT_UNREADABLE:
+        return NVML_ERROR_UNKNOWN;
+    default:
+        break;
+    }
+    visit(&v, view.card);
+    *total = view.limit_bytes;
+    *used = v.charged_bytes + view.residual_bytes;
+    if (*used < view.residual_bytes || *used > *total) {
+        *used = *total;
+    }
+    *share = true;
+    return NVML_SUCCESS;
+}
+
+CARVE_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info) {
+    const struct nvml *n = real_nvml();
+    uint64_t used, total;
+    bool share;
+    if (n->nvmlDeviceGetMemoryInfo == NULL) {
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    }
+    /* The driver first: it knows what is wrong with the arguments, or with the card. */
+    nvmlReturn_t result = n->nvmlDeviceGetMemoryInfo(device, info);
+    if (result == NVML_SUCCESS) {
+        result = memory(n, device, &share, &used, &total);
+    }
+    if (result == NVML_SUCCESS && share) {
+        info->total = total;
+        info->used = used;
+        info->free = total - used;
+    }
+    return result;
+}
+
+CARVE_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info) {
+    const struct nvml *n = real_nvml();
+    uint64_t used, total;
+    bool share;
+    if (n->nvmlDeviceGetMemoryInfo_v2 == NULL) {
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    }
+    nvmlReturn_t result = n->nvmlDeviceGetMemoryInfo_v2(device, info);
+    if (result == NVML_SUCCESS) {
+        result = memory(n, device, &share, &used, &total);
+    }
+    if (result == NVML_SUCCESS && share) {
+        info->total = total;
+        info->reserved = 0;
+        info->used = used;
+        info->free = total - used;
+    }
+    return result;
+}
+
+/* ---- processes ---- */
+
+static void put_v1(void *lines, unsigned int at, unsigned int pid, uint64_t bytes) {
+    ((nvmlProcessInfo_v1_t *)lines)[at] = (nvmlProcessInfo_v1_t){pid, bytes};
+}
+
+static void put_v2(void *lines, unsigned int at, unsigned int pid, uint64_t bytes) {
+    ((nvmlProcessInfo_v2_t *)lines)[at] = (nvmlProcessInfo_v2_t){pid, bytes, NVML_NO_INSTANCE_ID, NVML_NO_INSTANCE_ID};
+}
+
+/* The container's own processes on the card, under the pids that they have for the caller. The driver's list
+ * isn't used: in a container it holds pids of the node, or nothing. */
+static nvmlReturn_t own_processes(const struct nvml *n, nvmlDevice_t device, unsigned int *count, void *lines,
+                                  void (*put)(void *, unsigned int, unsigned int, uint64_t)) {
+    struct view view;
+    struct visitor v = {.room = lines == NULL ? 0 : *count, .put = put, .lines = lines};
+    switch (look(n, device, &view)) {
+    case ABOUT_SHARE:
+        v.pid_namespace = carve_self().pid_namespace;
+        visit(&v, view.card);
+        break;
+    case ABOUT_UNREADABLE:
+        return NVML_ERROR_UNKNOWN;
+    default:
+        break;
+    }
+    *count = v.count;
+    return v.count > v.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* Asks the driver for the number alone: for its opinion on device and count. */
+#define DRIVERS_OPINION(function, device, count)                                    \
+    const struct nvml *n = real_nvml();                                             \
+    unsigned int drivers = 0;                                                       \
+    if (n->function == NULL) {                                                      \
+        return NVML_ERROR_FUNCTION_NOT_FOUND;                                       \
+    }                                                                               \
+    nvmlReturn_t result = n->function(device, (count) == NULL ? NULL : &drivers, NULL); \
+    if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE) {         \
+        return result;                                                              \
+    }                                                                               \
+    if ((count) == NULL) {                                                          \
+        return NVML_ERROR_INVALID_ARGUMENT;                                         \
+    }
+
+#define COMPUTE(function, type, put)                                                                         \
+    CARVE_EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, type *lines) {              \
+        DRIVERS_OPINION(function, device, count)                                                             \
+        return own_processes(n, device, count, lines, put);                                                  \
+    }
+
+COMPUTE(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, put_v1)
+COMPUTE(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, put_v2)
+COMPUTE(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t, put_v2)
+
+/* Only compute is shared: what draws on the card, or runs there by way of MPS, is none of the container's. */
+#define NONE(function, type)                                                                    \
+    CARVE_EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, type *lines) { \
+        DRIVERS_OPINION(function, device, count)                                                \
+        (void)lines;                                                                            \
+        *count = 0;                                                                             \
+        return NVML_SUCCESS;                                                                    \
+    }
+
+NONE(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+NONE(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NONE(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+NONE(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+NONE(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NONE(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two hash tables with linear probing, one of blocks and one of pages. Removal shifts what follows, so there
+ * are no tombstones, and a program that allocates and frees for weeks finds its blocks as fast as on the
+ * first day. */
+#include "pointers.h"
+
+enum { FIRST_BITS = 8 };
+
+static inline uint32_t hash(uint64_t number, uint32_t bits) {
+    return (uint32_t)((number * 0x9e3779b97f4a7c15u) >> (64 - bits));
+}
+
+/* The low bits of what is stored are zero. */
+static inline uint32_t block_home(const struct carve_pointers *t, uint64_t address) {
+    return hash(address >> CARVE_UNIT_SHIFT, t->bits);
+}
+
+static inline uint32_t page_home(const struct carve_pointers *t, uint64_t address) {
+    return hash(address >> CARVE_PAGE_SHIFT, t->page_bits);
+}
+
+/* The place where it is, or the free one where it would be. */
+static inline uint32_t find_block(const struct carve_pointers *t, uint64_t address) {
+    uint32_t mask = (1u << t->bits) - 1, i = block_home(t, address);
+    while (t->places[i].address != 0 && t->places[i].address != address) {
+        i = (i + 1) & mask;
+    }
+    return i;
+}
+
+static inline uint32_t find_page(const struct carve_pointers *t, uint64_t address) {
+    uint32_t mask = (1u << t->page_bits) - 1, i = page_home(t, address);
+    while (t->pages[i].address != 0 && t->pages[i].address != address) {
+        i = (i + 1) & mask;
+    }
+    return i;
+}
+
+/* At most half full: probes stay short. */
+static inline bool full(uint32_t count, uint32_t bits) { return bits == 0 || count >= 1u << (bits - 1); }
+
+static bool grow_blocks(struct carve_pointers *t) {
+    struct carve_pointers bigger = {.bits = t->bits == 0 ? FIRST_BITS : t->bits + 1};
+    bigger.places = bigger.bits > 31 ? NULL : carve_map_private(sizeof bigger.places[0] << bigger.bits);
+    if (bigger.places == NULL) {
+        return false;
+    }
+    if (t->bits != 0) {
+        for (uint32_t i = 0; i < 1u << t->bits; i++) {
+            if (t->places[i].address != 0) {
+                bigger.places[find_block(&bigger, t->places[i].address)] = t->places[i];
+            }
+        }
+        carve_unmap(t->places, sizeof t->places[0] << t->bits);
+    }
+    t->places = bigger.places;
+    t->bits = bigger.bits;
+    return true;
+}
+
+static bool grow_pages(struct carve_pointers *t) {
+    struct carve_pointers bigger = {.page_bits = t->page_bits == 0 ? FIRST_BITS : t->page_bits + 1};
+    bigger.pages = bigger.page_bits > 31 ? NULL : carve_map_private(sizeof bigger.pages[0] << bigger.page_bits);
+    if (bigger.pages == NULL) {
+        return false;
+    }
+    if (t->page_bits != 0) {
+        for (uint32_t i = 0; i < 1u << t->page_bits; i++) {
+            if (t->pages[i].address != 0) {
+                bigger.pages[find_page(&bigger, t->pages[i].address)] = t->pages[i];
+            }
+        }
+        carve_unmap(t->pages, sizeof t->pages[0] << t->page_bits);
+    }
+    t->pages = bigger.pages;
+    t->page_bits = bigger.page_bits;
+    return true;
+}
+
+/* Frees place i and moves back what was pushed behind it. */
+static void remove_block(struct carve_pointers *t, uint32_t i) {
+    uint32_t mask = (1u << t->bits) - 1;
+    for (uint32_t j = (i + 1) & mask; t->places[j].address != 0; j = (j + 1) & mask) {
+        if (((j - block_home(t, t->places[j].address)) & mask) >= ((j - i) & mask)) {
+            t->places[i] = t->places[j];
+            i = j;
+        }
+    }
+    t->places[i].address = 0;
+    t->count--;
+}
+
+static void remove_page(struct carve_pointers *t, uint32_t i) {
+    uint32_t mask = (1u << t->page_bits) - 1;
+    for (uint32_t j = (i + 1) & mask; t->pages[j].address != 0; j = (j + 1) & mask) {
+        if (((j - page_home(t, t->pages[j].address)) & mask) >= ((j - i) & mask)) {
+            t->pages[i] = t->pages[j];
+            i = j;
+        }
+    }
+    t->pages[i].address = 0;
+    t->page_count--;
+}
+
+/* The page of a piece; no piece spans two. */
+static inline uint64_t page_address(const struct carve_pointer *block) {
+    return block->address >> CARVE_PAGE_SHIFT << CARVE_PAGE_SHIFT;
+}
+
+/* Counts a block, for those who read the usage file too. */
+static inline void count_block(struct carve_state *s, const struct carve_pointer *block, int more) {
+    struct carve_pointers *t = &s->pointers;
+    struct carve_usage_line *line = &s->usage->lines[block->card][s->slot];
+    t->blocks[block->card] += (uint64_t)(int64_t)more;
+    __atomic_store_n(&line->allocations, t->blocks[block->card], __ATOMIC_RELAXED);
+    if (CARVE_UNLIKELY(block->kind == CARVE_KIND_MANAGED)) {
+        t->managed_units[block->card] += (uint64_t)((int64_t)block->units * more);
+        __atomic_store_n(&line->managed_bytes, carve_units_bytes(t->managed_units[block->card]), __ATOMIC_RELAXED);
+    }
+}
+
+/* Counts a piece in its page and says whether it is the first there. There is room for a page. */
+static bool add_piece(struct carve_pointers *t, const struct carve_pointer *block) {
+    struct carve_page *page = &t->pages[find_page(t, page_address(block))];
+    t->piece_units[block->card] += block->units;
+    if (page->address != 0) {
+        page->pieces++;
+        return false;
+    }
+    *page = (struct carve_page){.address = page_address(block), .pieces = 1};
+    t->page_count++;
+    t->page_units[block->card] += CARVE_PAGE_UNITS;
+    return true;
+}
+
+/* Takes a piece from its page's count and says whether it was the last. */
+static bool drop_piece(struct carve_pointers *t, const struct carve_pointer *block) {
+    if (block->kind != CARVE_KIND_PIECE) {
+        return false;
+    }
+    uint32_t i = find_page(t, page_address(block));
+    t->piece_units[block->card] -= block->units;
+    if (--t->pages[i].pieces != 0) {
+        return false;
+    }
+    remove_page(t, i);
+    t->page_units[block->card] -= CARVE_PAGE_UNITS;
+    return true;
+}
+
+bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block, struct carve_put *put) {
+    struct carve_pointers *t = &s->pointers;
+    *put = (struct carve_put){0};
+    carve_lock(&t->lock);
+    bool piece = block->kind == CARVE_KIND_PIECE;
+    if (CARVE_UNLIKELY(block->address >> CARVE_UNIT_SHIFT == 0 || (full(t->count, t->bits) && !grow_blocks(t)) ||
+                       (piece && full(t->page_count, t->page_bits) && !grow_pages(t)))) {
+        carve_unlock(&t->lock);
+        return false;
+    }
+    struct carve_pointer *place = &t->places[find_block(t, block->address)];
+    if (CARVE_UNLIKELY(place->address != 0)) {
+        put->stale = *place;
+        put->stale_last = drop_piece(t, place);
+        count_block(s, place, -1);
+    } else {
+        t->count++;
+    }
+    *place = *block;
+    count_block(s, block, 1);
+    if (piece) {
+        put->first_of_page = add_piece(t, block);
+    }
+    carve_unlock(&t->lock);
+    return true;
+}
+
+bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block, bool *last) {
+    struct carve_pointers *t = &s->pointers;
+    bool known = false;
+    carve_lock(&t->lock);
+    if (CARVE_LIKELY(t->count != 0 && address != 0)) {
+        uint32_t i = find_block(t, address);
+        if (CARVE_LIKELY(t->places[i].address != 0)) {
+            *block = t->places[i];
+            *last = drop_piece(t, block);
+            count_block(s, block, -1);
+            remove_block(t, i);
+            known = true;
+        }
+    }
+    carve_unlock(&t->lock);
+    return known;
+}
+
+bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,
+                            uint32_t *cursor) {
+    struct carve_pointers *t = &s->pointers;
+    bool found = false;
+    carve_lock(&t->lock);
+    uint32_t places = t->bits == 0 ? 0 : 1u << t->bits;
+    /* Removal may move a block from behind the end to a place before the cursor, so being sure that there is
+     * none left takes one full round without a hit. */
+    for (uint32_t n = 0; n < places && !found; n++) {
+        uint32_t i = (*cursor + n) & (places - 1);
+        if (t->places[i].address != 0 && t->places[i].context == context) {
+            *block = t->places[i];
+            *last = drop_piece(t, block);
+            count_block(s, block, -1);
+            remove_block(t, i);
+            *cursor = i;
+            found = true;
+        }
+    }
+    carve_unlock(&t->lock);
+    return found;
+}
+
+bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t units) {
+    struct carve_pointers *t = &s->pointers;
+    carve_lock(&t->lock);
+    bool room = t->page_units[card] - t->piece_units[card] >= units;
+    carve_unlock(&t->lock);
+    return room;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pointers.h: which address of device memory was charged with how much. */
+#ifndef CARVE_POINTERS_H
+#define CARVE_POINTERS_H
+
+#include "limits.h"
+#include "state.h"
+
+/* How the driver rounds linear memory: pages of 2 MiB, and up to 1 MiB pieces in steps of 512 bytes that are
+ * cut from such a page, which is given back when its last piece is. Which page a piece is in can be told
+ * from its address, so pages are counted as they really are, whatever way the driver fills them. */
+#define CARVE_PAGE_SHIFT 21
+#define CARVE_PAGE_UNITS (1u << (CARVE_PAGE_SHIFT - CARVE_UNIT_SHIFT))
+#define CARVE_PIECE_MAX_BYTES (1u << 20)
+
+enum {
+    CARVE_KIND_WHOLE = 0,   /* pages of its own */
+    CARVE_KIND_PIECE = 1,   /* part of a page */
+    CARVE_KIND_MANAGED = 2, /* pages that the driver may move between host and card */
+};
+
+/* Bytes in whole pages, in units; saturates. */
+static inline uint32_t carve_page_units(uint64_t bytes) {
+    uint64_t pages = (bytes >> CARVE_PAGE_SHIFT) + ((bytes & ((1u << CARVE_PAGE_SHIFT) - 1)) != 0);
+    return pages > UINT32_MAX / CARVE_PAGE_UNITS ? UINT32_MAX : (uint32_t)pages * CARVE_PAGE_UNITS;
+}
+
+/* What is charged for a block that has pages of its own; a piece is charged by its page. */
+static inline uint32_t carve_own_units(const struct carve_pointer *block) {
+    return block->kind == CARVE_KIND_PIECE ? 0 : block->units;
+}
+
+struct carve_put {
+    bool first_of_page;         /* the block is a piece, and the first in its page */
+    bool stale_last;            /* stale was the last piece in its page */
+    struct carve_pointer stale; /* what was known at the address; it must have been freed past this library */
+};
+
+/* Remembers a block. False, and nothing changed, where there is no memory for that. */
+bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block, struct carve_put *put);
+
+/* Forgets a block and gives what was known of it; false where the address isn't known. *last says that it
+ * was the last piece of its page. */
+bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block, bool *last);
+
+/* Forgets a block of that context and gives it; false where none is left. *cursor starts at 0. */
+bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,
+                            uint32_t *cursor);
+
+/* Whether the pages at hand have so much room, in one place or in several. */
+bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t units);
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "state.h"
+
+#include "limits.h"
+
+struct carve_state *carve_state_now;
+
+/* Puts a new block in the place of old: none, at first; or the parent's, in a child whose kernel doesn't
+ * wipe on fork, which leaves that one alone, locks held and all. */
+static struct carve_state *new_block(struct carve_state *old) {
+    bool wiped;
+    struct carve_state *s = carve_map_wiped(sizeof *s, &wiped);
+    if (s == NULL) {
+        return NULL;
+    }
+    s->owner_pid = wiped ? 0 : carve_pid();
+    if (__atomic_compare_exchange_n(&carve_state_now, &old, s, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        return s;
+    }
+    carve_unmap(s, sizeof *s);
+    return old; /* another thread's, which was first */
+}
+
+static bool usage_valid(const struct carve_usage *usage) {
+    return usage->magic == CARVE_USAGE_MAGIC && usage->abi == CARVE_ABI && usage->size == CARVE_USAGE_SIZE &&
+           usage->slot_count == CARVE_MAX_SLOTS && usage->card_count == CARVE_MAX_CARDS;
+}
+
+static bool map_files(struct carve_state *s) {
+    struct carve_limits_bank bank;
+    const struct carve_limits *limits = carve_map_file(CARVE_LIMITS_AT, sizeof *limits, false);
+    if (limits == NULL) {
+        return false;
+    }
+    struct carve_usage *usage = NULL;
+    if (carve_limits_take(limits, &bank)) {
+        usage = carve_map_file(CARVE_USAGE_AT, sizeof *usage, true);
+    }
+    if (usage != NULL && !usage_valid(usage)) {
+        carve_unmap(usage, sizeof *usage);
+        usage = NULL;
+    }
+    if (usage == NULL) {
+        carve_unmap((void *)limits, sizeof *limits);
+        return false;
+    }
+    s->limits = limits;
+    s->usage = usage;
+    s->good_generation = bank.generation;
+    s->seen_generation = bank.generation;
+    return true;
+}
+
+struct carve_state *carve_state_slow(void) {
+    struct carve_state *s = __atomic_load_n(&carve_state_now, __ATOMIC_ACQUIRE);
+    if (s == NULL || (s->owner_pid != 0 && s->owner_pid != carve_pid())) {
+        s = new_block(s);
+        if (s == NULL) {
+            return NULL;
+        }
+    }
+    if (__atomic_load_n(&s->ready, __ATOMIC_ACQUIRE) != 0) {
+        return s;
+    }
+    carve_lock(&s->attach_lock);
+    if (s->ready == 0 && map_files(s)) {
+        __atomic_store_n(&s->ready, s->owner_pid == 0 ? CARVE_READY_WIPED : CARVE_READY_BY_PID, __ATOMIC_RELEASE);
+    }
+    bool ready = s->ready != 0;
+    carve_unlock(&s->attach_lock);
+    return ready ? s : NULL;
+}
+
+bool carve_limits_good(struct carve_state *s, uint64_t generation) {
+    struct carve_limits_bank bank;
+    if (!carve_limits_take(s->limits, &bank)) {
+        return false;
+    }
+    __atomic_store_n(&s->good_generation, bank.generation, __ATOMIC_RELEASE);
+    return bank.generation == generation;
+}
+
+/* ------------------------------------------------------------------------------------------- slots */
+
+/* Whether no card line of the slot holds a charge. Looks only at cards that the limits name: reading a page
+ * of the sparse file for the first time makes it. */
+static bool uncharged(struct carve_state *s, uint32_t slot, uint32_t cards) {
+    for (uint32_t c = 0; c < cards; c++) {
+        if (__atomic_load_n(&s->usage->lines[c][slot].charge, __ATOMIC_ACQUIRE) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool same_process(const struct carve_process *p, uint64_t word, const struct carve_identity *self) {
+    return CARVE_PID(word) == self->pid && p->start_ticks == self->start_ticks &&
+           p->pid_namespace == self->pid_namespace;
+}
+
+bool carve_owner_gone(struct carve_state *s, uint32_t slot) {
+    struct carve_process *p = &s->usage->processes[slot];
+    uint64_t word = __atomic_load_n(&p->state_pid, __ATOMIC_ACQUIRE);
+    switch (CARVE_STATE(word)) {
+    case CARVE_SLOT_DYING:
+    case CARVE_SLOT_DEAD:
+        return true;
+    case CARVE_SLOT_LIVE:
+        break;
+    default:
+        return false; /* while it is being claimed, the fields may still be a former owner's */
+    }
+    uint64_t mine = s->usage->processes[s->slot].pid_namespace;
+    /* A pid of another namespace means nothing here. */
+    if (!s->slot_taken || mine == 0 || p->pid_namespace != mine || !carve_process_gone(CARVE_PID(word), p->start_ticks)) {
+        return false;
+    }
+    (void)__atomic_compare_exchange_n(&p->state_pid, &word, CARVE_STATE_PID(CARVE_SLOT_DYING, CARVE_PID(word)), false,
+                                      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return true;
+}
+
+static bool try_claim(struct carve_state *s, uint32_t slot, uint64_t seen, const struct carve_identity *self) {
+    return __atomic_compare_exchange_n(&s->usage->processes[slot].state_pid, &seen,
+                                       CARVE_STATE_PID(CARVE_SLOT_CLAIMING, self->pid), false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
+}
+
+/* A free slot, or one whose owner is gone and that holds no charge; CARVE_MAX_SLOTS where there is none. */
+static uint32_t claim(struct carve_state *s, uint32_t cards, const struct carve_identity *self) {
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < CARVE_MAX_SLOTS; i++) {
+            struct carve_process *p = &s->usage->processes[i];
+            uint64_t word = __atomic_load_n(&p->state_pid, __ATOMIC_ACQUIRE);
+            bool free_now;
+            switch (CARVE_STATE(word)) {
+            case CARVE_SLOT_FREE:
+                free_now = true;
+                break;
+            case CARVE_SLOT_DEAD:
+                free_now = uncharged(s, i, cards);
+                break;
+            case CARVE_SLOT_LIVE:
+            case CARVE_SLOT_DYING:
+                /* Asking about a process costs a system call or two: only once nothing else is left. */
+                free_now = pass == 1 && uncharged(s, i, cards) && p->pid_namespace == self->pid_namespace &&
+                           self->pid_namespace != 0 && carve_process_gone(CARVE_PID(word), p->start_ticks);
+                break;
+            default:
+                free_now = false; /* being claimed, or scribbled over */
+                break;
+            }
+            if (free_now && try_claim(s, i, word, self)) {
+                return i;
+            }
+        }
+    }
+    return CARVE_MAX_SLOTS;
+}
+
+static void raise_high_water(struct carve_state *s, uint32_t high) {
+    uint32_t seen = __atomic_load_n(&s->usage->high_water, __ATOMIC_ACQUIRE);
+    while (seen < high && !__atomic_compare_exchange_n(&s->usage->high_water, &seen, high, false, __ATOMIC_ACQ_REL,
+                                                       __ATOMIC_ACQUIRE)) {
+    }
+    (void)carve_high_water(s);
+    if (s->high_water < high) {
+        __atomic_store_n(&s->high_water, high, __ATOMIC_RELAXED);
+    }
+}
+
+/* What ran in this process before exec is gone, and so is its memory, soon: the agent takes it off. */
+static void mark_predecessors(struct carve_state *s, const struct carve_identity *self) {
+    if (self->image == 0 || self->start_ticks == 0) {
+        return;
+    }
+    uint32_t high = carve_high_water(s);
+    for (uint32_t i = 0; i < high; i++) {
+        struct carve_process *p = &s->usage->processes[i];
+        uint64_t word = __atomic_load_n(&p->state_pid, __ATOMIC_ACQUIRE);
+        if (CARVE_STATE(word) == CARVE_SLOT_LIVE && same_process(p, word, self) && p->image != self->image) {
+            (void)__atomic_compare_exchange_n(&p->state_pid, &word, CARVE_STATE_PID(CARVE_SLOT_DYING, self->pid), false,
+                                              __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+        }
+    }
+}
+
+bool carve_slot_slow(struct carve_state *s) {
+    struct carve_limits_bank bank;
+    if (!carve_limits_take(s->limits, &bank)) {
+        return false;
+    }
+    carve_lock(&s->attach_lock);
+    if (s->slot_taken == 0) {
+        struct carve_identity self = carve_self();
+        CARVE_STEP("claim");
+        uint32_t slot = claim(s, bank.card_count, &self);
+        CARVE_STEP("claimed");
+        if (slot < CARVE_MAX_SLOTS) {
+            for (uint32_t c = 0; c < bank.card_count; c++) {
+                /* What a former owner left; its charge is zero. */
+                s->usage->lines[c][slot] = (struct carve_usage_line){0};
+            }
+            struct carve_process *p = &s->usage->processes[slot];
+            p->start_ticks = self.start_ticks;
+            p->pid_namespace = self.pid_namespace;
+            p->image = self.image;
+            p->library_abi = CARVE_ABI;
+            /* Before the first charge, so that whoever sums up after it looks at this slot too. */
+            raise_high_water(s, slot + 1);
+            __atomic_store_n(&p->state_pid, CARVE_STATE_PID(CARVE_SLOT_LIVE, self.pid), __ATOMIC_RELEASE);
+            mark_predecessors(s, &self);
+            s->slot = slot;
+            __atomic_store_n(&s->slot_taken, 1, __ATOMIC_RELEASE);
+            CARVE_STEP("attached");
+        }
+    }
+    bool taken = s->slot_taken != 0;
+    carve_unlock(&s->attach_lock);
+    return taken;
+}

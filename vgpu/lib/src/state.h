@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * state.h: what this process knows, and its place in the usage file.
+ *
+ * Everything that a forked child must not inherit is in one block that the kernel zeroes on fork: the
+ * child finds no locks held, no slot, no pointers, no contexts, and starts anew at its first hooked call.
+ */
+#ifndef CARVE_STATE_H
+#define CARVE_STATE_H
+
+#include "carve_region.h"
+#include "cuda_abi.h"
+#include "sys.h"
+
+/* The test build of the library looks elsewhere. A shipped build can't be told to. */
+#ifndef CARVE_LIMITS_AT
+#define CARVE_LIMITS_AT CARVE_LIMITS_PATH
+#endif
+#ifndef CARVE_USAGE_AT
+#define CARVE_USAGE_AT CARVE_USAGE_PATH
+#endif
+
+enum {
+    CARVE_MAX_DEVICES = 64,   /* ordinals of this process */
+    CARVE_MAX_CONTEXTS = 512, /* of this process at one time; each costs the card some 100 MiB */
+};
+
+/* This process' account on one card. It is what counts; the line in the usage file is a copy for others,
+ * written after each change, so a line that was scribbled over is right again with the next change. Units
+ * of CARVE_UNIT_BYTES. */
+struct carve_account {
+    carve_lock_t lock; /* around every field but slow */
+    carve_lock_t slow; /* held by the one thread that waits for other processes */
+    uint32_t used;
+    uint32_t pending;
+    uint32_t peak;
+    uint64_t context; /* part of used */
+    uint64_t refusals;
+    uint64_t last_refused_bytes;
+    uint64_t sequence;
+} __attribute__((aligned(64)));
+
+/* A context that this process created. */
+struct carve_context {
+    CUcontext handle; /* NULL: free place */
+    uint32_t id;      /* never used again, unlike handles */
+    int16_t card;
+    bool primary;
+    bool measured;  /* units is what the driver took; else an estimate */
+    CUdevice device;
+    uint32_t units; /* charged for it */
+};
+
+/* A block of device memory that is charged, by its address. */
+struct carve_pointer {
+    uint64_t address; /* 0: free place */
+    uint32_t units;   /* size, rounded as the driver does */
+    uint32_t context; /* carve_context.id; 0: a context that this library doesn't know */
+    uint8_t card;
+    uint8_t kind; /* CARVE_KIND_* */
+};
+
+/* A page from which the driver cut pieces. It is what is charged for them. */
+struct carve_page {
+    uint64_t address; /* 0: free place */
+    uint32_t pieces;
+};
+
+/* The tables of both; see pointers.c. Each has 1 << bits places, or none where bits is 0. */
+struct carve_pointers {
+    carve_lock_t lock;
+    uint32_t count;
+    uint32_t bits;
+    uint32_t page_count;
+    uint32_t page_bits;
+    struct carve_pointer *places;
+    struct carve_page *pages;
+    uint64_t blocks[CARVE_MAX_CARDS];        /* live ones */
+    uint64_t piece_units[CARVE_MAX_CARDS];   /* sum of the live pieces */
+    uint64_t page_units[CARVE_MAX_CARDS];    /* sum of their pages */
+    uint64_t managed_units[CARVE_MAX_CARDS]; /* sum of the managed ones */
+};
+
+struct carve_state {
+    uint32_t ready;     /* 0: nothing below is valid; else CARVE_READY_* */
+    uint32_t owner_pid; /* whose state this is, where fork doesn't wipe it */
+    carve_lock_t attach_lock;
+    uint32_t slot_taken; /* slot is valid */
+    uint32_t slot;
+    uint32_t high_water; /* largest ever seen: the file's may be scribbled over */
+
+    const struct carve_limits *limits;
+    struct carve_usage *usage;
+    uint64_t good_generation; /* of limits, whose bank was checked; 0: none */
+    uint64_t seen_generation; /* to which the charges of contexts were fitted */
+    uint64_t no_wait_until;   /* waiting for the charge of dead siblings failed a moment ago */
+
+    carve_lock_t devices_lock;
+    int8_t device_card[CARVE_MAX_DEVICES]; /* 0: not looked up; card + 1; -1: not in the limits */
+
+    carve_lock_t contexts_lock;
+    uint32_t last_context_id;
+    uint32_t contexts_high;
+    uint32_t recent_context; /* index where the last look-up was answered */
+    struct carve_context contexts[CARVE_MAX_CONTEXTS];
+
+    struct carve_pointers pointers;
+    struct carve_account accounts[CARVE_MAX_CARDS];
+};
+
+enum {
+    CARVE_READY_WIPED = 1,   /* a forked child finds all of it zero */
+    CARVE_READY_BY_PID = 2,  /* the kernel can't do that: compare owner_pid each time */
+};
+
+/* The state of this process with both files mapped, or NULL where they can't be: then the caller refuses
+ * what would need them. A later call tries again. */
+struct carve_state *carve_state_slow(void);
+extern struct carve_state *carve_state_now;
+
+static inline struct carve_state *carve_state(void) {
+    struct carve_state *s = __atomic_load_n(&carve_state_now, __ATOMIC_ACQUIRE);
+    if (CARVE_LIKELY(s != NULL && __atomic_load_n(&s->ready, __ATOMIC_ACQUIRE) == CARVE_READY_WIPED)) {
+        return s;
+    }
+    return carve_state_slow();
+}
+
+/* Takes a slot of the usage file unless this process has one; false where none is left. */
+bool carve_slot_slow(struct carve_state *s);
+
+static inline bool carve_slot(struct carve_state *s) {
+    return CARVE_LIKELY(__atomic_load_n(&s->slot_taken, __ATOMIC_ACQUIRE) != 0) || carve_slot_slow(s);
+}
+
+/* Slots that were ever taken. */
+static inline uint32_t carve_high_water(struct carve_state *s) {
+    uint32_t high = __atomic_load_n(&s->usage->high_water, __ATOMIC_ACQUIRE);
+    uint32_t seen = __atomic_load_n(&s->high_water, __ATOMIC_RELAXED);
+    if (CARVE_UNLIKELY(high != seen)) {
+        if (high > CARVE_MAX_SLOTS) {
+            high = CARVE_MAX_SLOTS;
+        }
+        if (high > seen) {
+            __atomic_store_n(&s->high_water, high, __ATOMIC_RELAXED);
+        } else {
+            high = seen;
+        }
+    }
+    return high;
+}
+
+/* Checks the generation of limits in force; false where the file is not valid. */
+bool carve_limits_good(struct carve_state *s, uint64_t generation);
+
+/* Whether the owner of a slot is gone, as far as this process can know. Marks the slot if so. */
+bool carve_owner_gone(struct carve_state *s, uint32_t slot);
+
+#endif

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "sys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+void *carve_map_file(const char *path, size_t bytes, bool writable) {
+    int saved = errno;
+    void *memory = NULL;
+    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    if (fd >= 0) {
+        struct stat st;
+        /* By number: the C library's own name for it is newer than 2.17. */
+        if (syscall(SYS_fstat, fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size >= 0 && (uint64_t)st.st_size >= bytes) {
+            memory = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+            if (memory == MAP_FAILED) {
+                memory = NULL;
+            } else {
+                (void)madvise(memory, bytes, MADV_DONTFORK);
+            }
+        }
+        (void)close(fd);
+    }
+    errno = saved;
+    return memory;
+}
+
+static void *map_anonymous(size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void *carve_map_wiped(size_t bytes, bool *wiped) {
+    int saved = errno;
+    void *memory = map_anonymous(bytes);
+    *wiped = memory != NULL && madvise(memory, bytes, MADV_WIPEONFORK) == 0;
+    errno = saved;
+    return memory;
+}
+
+void *carve_map_private(size_t bytes) {
+    int saved = errno;
+    void *memory = map_anonymous(bytes);
+    if (memory != NULL) {
+        (void)madvise(memory, bytes, MADV_DONTFORK);
+    }
+    errno = saved;
+    return memory;
+}
+
+void carve_unmap(void *memory, size_t bytes) {
+    int saved = errno;
+    (void)munmap(memory, bytes);
+    errno = saved;
+}
+
+long carve_read_file(const char *path, void *buffer, size_t bytes, uint64_t offset) {
+    int saved = errno;
+    long total = -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    if (fd >= 0) {
+        total = 0;
+        while ((size_t)total < bytes) {
+            ssize_t n = pread(fd, (char *)buffer + total, bytes - (size_t)total, (off_t)(offset + (uint64_t)total));
+            if (n < 0 && errno == EINTR) {
+                continue;
+            }
+            if (n <= 0) {
+                break;
+            }
+            total += n;
+        }
+        (void)close(fd);
+    }
+    errno = saved;
+    return total;
+}
+
+uint64_t carve_now(void) {
+    struct timespec t = {0, 0};
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void carve_sleep(uint64_t nanoseconds) {
+    int saved = errno;
+    struct timespec t = {(time_t)(nanoseconds / 1000000000u), (long)(nanoseconds % 1000000000u)};
+    (void)nanosleep(&t, NULL);
+    errno = saved;
+}
+
+void carve_yield(void) { (void)sched_yield(); }
+
+/* By number: the C library may remember the pid across a raw clone (before 2.25). */
+uint32_t carve_pid(void) { return (uint32_t)syscall(SYS_getpid); }
+
+/* Writes a number in decimal and gives the end. */
+static char *put_number(char *at, uint64_t number) {
+    char digits[20];
+    int n = 0;
+    do {
+        digits[n++] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number != 0);
+    while (n > 0) {
+        *at++ = digits[--n];
+    }
+    return at;
+}
+
+static uint64_t take_number(const char *at, const char *end) {
+    uint64_t number = 0;
+    for (; at < end && *at >= '0' && *at <= '9'; at++) {
+        number = number * 10 + (uint64_t)(*at - '0');
+    }
+    return number;
+}
+
+/* Reads the state letter and field 22 of /proc/<pid>/stat. Field 2 is the program's name in parentheses and
+ * may hold anything, so fields are counted from the last one. */
+static bool read_stat(uint32_t pid, char *letter, uint64_t *start_ticks) {
+    char path[32] = "/proc/";
+    char text[1024];
+    memcpy(put_number(path + 6, pid), "/stat", 6);
+    long n = carve_read_file(path, text, sizeof text, 0);
+    if (n <= 0) {
+        return false;
+    }
+    const char *end = text + n;
+    const char *at = end;
+    while (at > text && at[-1] != ')') {
+        at--;
+    }
+    if (at == text || end - at < 2) {
+        return false;
+    }
+    *letter = at[1]; /* behind the space: field 3 */
+    *start_ticks = 0;
+    for (int field = 2; at < end; at++) {
+        if (*at == ' ' && ++field == 22) {
+            *start_ticks = take_number(at + 1, end);
+            return true;
+        }
+    }
+    return false;
+}
+
+struct carve_identity carve_self(void) {
+    int saved = errno;
+    struct carve_identity self = {carve_pid(), 0, 0, 0};
+    char letter;
+    if (!read_stat(self.pid, &letter, &self.start_ticks)) {
+        self.start_ticks = 0;
+    }
+    char link[64]; /* "pid:[4026531836]" */
+    ssize_t n = readlink("/proc/self/ns/pid", link, sizeof link);
+    if (n > 5) {
+        self.pid_namespace = take_number(link + 5, link + n);
+    }
+    /* The kernel hands each program that is started 16 random bytes. */
+    const void *random = (const void *)getauxval(AT_RANDOM);
+    if (random != NULL) {
+        memcpy(&self.image, random, sizeof self.image);
+    }
+    errno = saved;
+    return self;
+}
+
+bool carve_process_gone(uint32_t pid, uint64_t start_ticks) {
+    int saved = errno;
+    bool gone = false;
+    /* 0 and numbers that are negative as a pid_t would ask about whole groups. */
+    if (pid != 0 && pid <= INT32_MAX) {
+        if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) {
+            gone = true;
+        } else {
+            char letter;
+            uint64_t ticks;
+            gone = read_stat(pid, &letter, &ticks) &&
+                   (letter == 'Z' || letter == 'X' || (start_ticks != 0 && ticks != start_ticks));
+        }
+    }
+    errno = saved;
+    return gone;
+}
+
+void carve_back_off(unsigned *round) {
+    unsigned n = (*round)++;
+    if (n < 64) {
+        carve_pause();
+    } else if (n < 96) {
+        carve_yield();
+    } else {
+        carve_sleep(20000);
+    }
+}
+
+void carve_lock_wait(carve_lock_t *lock) {
+    unsigned round = 0;
+    do {
+        while (__atomic_load_n(lock, __ATOMIC_RELAXED) != 0) {
+            carve_back_off(&round);
+        }
+    } while (__atomic_exchange_n(lock, 1, __ATOMIC_ACQUIRE) != 0);
+}
