@@ -2,9 +2,9 @@ package fit
 
 import "sort"
 
-// searchSteps bounds the search for pods with several containers: about ten
-// milliseconds. Real pods need a few steps; only adversarial mixes get here.
-const searchSteps = 100_000
+// searchSteps bounds the search for pods with several containers to a few
+// milliseconds. Real pods need a few steps; only contrived mixes get here.
+const searchSteps = 2000
 
 // Prefer orders cards for a container: the lowest value is tried first. after
 // is what would be in use on the card with the container on it. Equal values

@@ -1,0 +1,138 @@
+package ledger
+
+import (
+	"time"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+)
+
+// State of an entry.
+type State uint8
+
+// States of an entry.
+const (
+	// Offered is decided, not written yet; it ends by itself.
+	Offered State = iota
+	// Bound is written to the API, or is being read from there.
+	Bound
+	// Releasing is a pod that ended or is gone while its node may still hold
+	// its share.
+	Releasing
+)
+
+func (s State) String() string {
+	switch s {
+	case Offered:
+		return "offered"
+	case Bound:
+		return "bound"
+	}
+	return "releasing"
+}
+
+// Ref names a pod.
+type Ref struct {
+	UID, Namespace, Name string
+}
+
+// Container is a container of a pod in the pod's order, init containers and
+// sidecars first.
+type Container struct {
+	Name string
+	Kind api.ContainerKind
+}
+
+// entry is what one pod holds on one node.
+type entry struct {
+	ref        Ref
+	node       *Node
+	state      State
+	grant      api.Grant
+	containers []Container
+
+	// Offers only.
+	key     string // of the ask that was placed
+	ask     *fit.Ask
+	prefer  fit.Prefer
+	allowed []*Node // other nodes that the scheduler may choose
+	binding bool    // a write is in flight; the offer doesn't end meanwhile
+	gone    bool    // the pod vanished while a write was in flight
+
+	// until is the end of an offer, of waiting for the API to show a bound
+	// pod, or of the grace for a pod that left before any report showed it.
+	until     time.Time
+	confirmed bool // the API showed the pod bound
+	started   bool // a container of it ran
+	reported  bool // a report showed a slice of it
+}
+
+// use calls take for each card that the entry holds something of. Entries hold
+// each card once, whatever the number of containers on it.
+func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
+	slices := r.slices[e.ref.UID]
+	granted := e.state != Releasing || !e.until.IsZero()
+	// Cards in the order of the node; a card is looked at once.
+	for card := range r.cards {
+		var room [8]fit.Use
+		uses, whole := room[:0], false
+		uuid := r.cards[card].uuid
+		for _, c := range e.containers {
+			var amount fit.Amount
+			on := false
+			if granted {
+				for _, g := range e.grant.Containers[c.Name] {
+					if g.Card != uuid {
+						continue
+					}
+					on = true
+					if g.Mode == api.ModeVGPU {
+						amount = amount.Max(fit.Amount{MemMiB: g.MemMiB, Cores: g.Cores, Slots: 1})
+						continue
+					}
+					whole = true
+					amount = fit.Amount{MemMiB: r.cards[card].memMiB, Cores: 100, Slots: 1}
+				}
+			}
+			for i := range slices {
+				if s := &slices[i]; s.card == card && s.container == c.Name {
+					on, whole = true, whole || s.whole
+					amount = amount.Max(s.amount)
+				}
+			}
+			if on {
+				uses = append(uses, fit.Use{Kind: c.Kind, Amount: amount})
+			}
+		}
+		// Containers that the pod's spec doesn't have, for the sake of truth.
+		for i := range slices {
+			if s := &slices[i]; s.card == card && !e.has(s.container) {
+				uses = append(uses, fit.Use{Kind: api.App, Amount: s.amount})
+				whole = whole || s.whole
+			}
+		}
+		if len(uses) > 0 {
+			take(card, fit.Peak(uses), whole)
+		}
+	}
+}
+
+func (e *entry) has(container string) bool {
+	for _, c := range e.containers {
+		if c.Name == container {
+			return true
+		}
+	}
+	return false
+}
+
+// over reports whether nothing is left of an entry that is releasing.
+func (e *entry) over(now time.Time) bool {
+	if e.state != Releasing {
+		return false
+	}
+	if r := e.node.report; r != nil && e.node.known && len(r.slices[e.ref.UID]) > 0 {
+		return false
+	}
+	return e.until.IsZero() || !now.Before(e.until)
+}

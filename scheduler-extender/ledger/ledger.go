@@ -1,0 +1,632 @@
+package ledger
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+)
+
+// Config sets the ledger's times. Zero values mean the defaults.
+type Config struct {
+	// OfferTTL is how long an offer waits for its bind; default 15 s.
+	OfferTTL time.Duration
+	// ConfirmTTL is how long a written bind may stay unseen in the API's
+	// events before the pod is looked up; default 30 s.
+	ConfirmTTL time.Duration
+	// LeaveGrace is how long a pod that ran and vanished before any report
+	// showed it stays counted; default 10 s.
+	LeaveGrace time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	c.OfferTTL = cmp.Or(c.OfferTTL, 15*time.Second)
+	c.ConfirmTTL = cmp.Or(c.ConfirmTTL, 30*time.Second)
+	c.LeaveGrace = cmp.Or(c.LeaveGrace, 10*time.Second)
+	return c
+}
+
+// Ledger is the one place that knows what every card holds. It is safe for
+// concurrent use.
+type Ledger struct {
+	config Config
+
+	mu      sync.Mutex
+	version uint64
+	entries map[string]*entry // by pod UID
+	timed   map[string]*entry // those with an end
+	freed   map[*Node]struct{}
+	ids     []int // given back
+	nextID  int
+
+	freedSeq atomic.Uint64
+	signal   chan struct{}
+
+	names struct {
+		sync.RWMutex
+		nodes map[string]*Node
+	}
+}
+
+// New makes an empty ledger.
+func New(c Config) *Ledger {
+	l := &Ledger{config: c.withDefaults(), entries: map[string]*entry{}, timed: map[string]*entry{},
+		freed: map[*Node]struct{}{}, signal: make(chan struct{}, 1)}
+	l.names.nodes = map[string]*Node{}
+	return l
+}
+
+// Resolve looks up nodes by name and appends them to out, nil for names that
+// aren't known.
+func (l *Ledger) Resolve(names [][]byte, out []*Node) []*Node {
+	l.names.RLock()
+	defer l.names.RUnlock()
+	for _, n := range names {
+		out = append(out, l.names.nodes[string(n)])
+	}
+	return out
+}
+
+// Node looks up one node; nil if it isn't known.
+func (l *Ledger) Node(name string) *Node {
+	l.names.RLock()
+	defer l.names.RUnlock()
+	return l.names.nodes[name]
+}
+
+// Nodes returns all nodes, in no particular order.
+func (l *Ledger) Nodes() []*Node {
+	l.names.RLock()
+	defer l.names.RUnlock()
+	out := make([]*Node, 0, len(l.names.nodes))
+	for _, n := range l.names.nodes {
+		out = append(out, n)
+	}
+	return out
+}
+
+// node finds or makes a node. The lock is held.
+func (l *Ledger) node(name string) *Node {
+	if n := l.Node(name); n != nil {
+		return n
+	}
+	n := &Node{Name: name, ID: l.nextID, entries: map[string]*entry{}}
+	if k := len(l.ids); k > 0 {
+		n.ID, l.ids = l.ids[k-1], l.ids[:k-1]
+	} else {
+		l.nextID++
+	}
+	l.publish(n)
+	l.names.Lock()
+	l.names.nodes[name] = n
+	l.names.Unlock()
+	return n
+}
+
+// publish recomputes a node's snapshot, and drops the node when nothing is
+// known of it any more. The lock is held.
+func (l *Ledger) publish(n *Node) {
+	view, debt := n.view()
+	l.version++
+	now := &Snapshot{Version: l.version, Known: n.known, NodeInfo: n.info, View: view, DebtMiB: debt}
+	old := n.snap.Swap(now)
+	if grew(old, now) {
+		l.freed[n] = struct{}{}
+		l.freedSeq.Add(1)
+		select {
+		case l.signal <- struct{}{}:
+		default:
+		}
+	}
+	if old != nil && !n.known && n.report == nil && len(n.entries) == 0 {
+		l.names.Lock()
+		delete(l.names.nodes, n.Name)
+		l.names.Unlock()
+		delete(l.freed, n)
+		l.ids = append(l.ids, n.ID)
+	}
+}
+
+// Freed is signalled when a node gained room. TakeFreed then tells which.
+func (l *Ledger) Freed() <-chan struct{} { return l.signal }
+
+// FreedCount grows with each change that gave some node more room.
+func (l *Ledger) FreedCount() uint64 { return l.freedSeq.Load() }
+
+// TakeFreed returns the nodes that gained room since the last call.
+func (l *Ledger) TakeFreed() []*Node {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]*Node, 0, len(l.freed))
+	for n := range l.freed {
+		out = append(out, n)
+	}
+	clear(l.freed)
+	slices.SortFunc(out, func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// SetNode takes in a Node object.
+func (l *Ledger) SetNode(name string, info NodeInfo) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.node(name)
+	if n.known && n.info == info {
+		return
+	}
+	n.known, n.info = true, info
+	l.publish(n)
+}
+
+// DropNode takes in that a Node object is gone. What was leaving it is over.
+func (l *Ledger) DropNode(name string, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.Node(name)
+	if n == nil {
+		return
+	}
+	n.known, n.info = false, NodeInfo{}
+	l.settle(n, now)
+	l.publish(n)
+}
+
+// SetReport takes in a GPUNode object.
+func (l *Ledger) SetReport(g *v1alpha1.GPUNode, now time.Time) {
+	r := newReport(g)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.node(g.Name)
+	n.report = r
+	l.settle(n, now)
+	l.publish(n)
+}
+
+// DropReport takes in that a GPUNode object is gone.
+func (l *Ledger) DropReport(name string, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.Node(name)
+	if n == nil {
+		return
+	}
+	n.report = nil
+	l.settle(n, now)
+	l.publish(n)
+}
+
+// settle notes what the report shows of the entries and removes those that are
+// over. The lock is held; the caller publishes.
+func (l *Ledger) settle(n *Node, now time.Time) {
+	for _, e := range n.entries {
+		if n.report != nil && len(n.report.slices[e.ref.UID]) > 0 {
+			e.reported = true
+			if e.state == Releasing {
+				l.ends(e, time.Time{}) // from here on the report decides
+			}
+		}
+		if e.over(now) {
+			l.remove(e)
+		}
+	}
+}
+
+// ends sets or clears the end of an entry. The lock is held.
+func (l *Ledger) ends(e *entry, until time.Time) {
+	e.until = until
+	if until.IsZero() {
+		delete(l.timed, e.ref.UID)
+	} else {
+		l.timed[e.ref.UID] = e
+	}
+}
+
+func (l *Ledger) add(e *entry) {
+	l.entries[e.ref.UID] = e
+	e.node.entries[e.ref.UID] = e
+}
+
+func (l *Ledger) remove(e *entry) {
+	delete(l.entries, e.ref.UID)
+	delete(l.timed, e.ref.UID)
+	delete(e.node.entries, e.ref.UID)
+}
+
+// Pod is what the ledger needs of a Pod object.
+type Pod struct {
+	Ref
+	Node string // spec.nodeName
+	// Grant is the pod's grant where it is valid for this pod and node.
+	Grant      *api.Grant
+	Containers []Container
+	Ended      bool // phase Succeeded or Failed
+	Started    bool // some container of it ran
+}
+
+// SetPod takes in a Pod object. A pod without a node changes nothing: its
+// offer, if it has one, stands or ends by itself.
+func (l *Ledger) SetPod(p Pod, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[p.UID]
+	switch {
+	case p.Ended:
+		l.leave(e, now)
+		return
+	case p.Node == "":
+		return
+	case p.Grant == nil:
+		// Bound past us. What we had in mind for it is void; if a write of
+		// ours is in flight it will fail and say so.
+		if e != nil && !e.binding && !e.confirmed {
+			l.remove(e)
+			l.publish(e.node)
+		}
+		return
+	}
+	if e != nil && e.state == Bound && e.confirmed && e.node.Name == p.Node && e.grant.Generation == p.Grant.Generation {
+		e.started = e.started || p.Started
+		return
+	}
+	n := l.node(p.Node)
+	same := e != nil && e.node == n && reflect.DeepEqual(e.grant, *p.Grant) && slices.Equal(e.containers, p.Containers)
+	if e != nil && e.node != n {
+		l.remove(e)
+		l.publish(e.node)
+		e = nil
+	}
+	if e == nil {
+		e = &entry{ref: p.Ref, node: n}
+		l.add(e)
+	}
+	e.state, e.grant, e.containers = Bound, *p.Grant, p.Containers
+	e.confirmed, e.binding, e.ask, e.allowed = true, false, nil, nil
+	e.started = e.started || p.Started
+	e.reported = e.reported || n.report != nil && len(n.report.slices[p.UID]) > 0
+	l.ends(e, time.Time{})
+	if !same {
+		l.publish(n)
+	}
+}
+
+// DropPod takes in that a Pod object is gone.
+func (l *Ledger) DropPod(uid string, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[uid]
+	if e != nil && e.binding {
+		e.gone = true // the reply to the write decides
+		return
+	}
+	if e != nil && e.state == Bound && e.started && !e.reported {
+		// It ran, so the node has its share, and the report that says so is
+		// still under way.
+		e.state = Releasing
+		l.ends(e, now.Add(l.config.LeaveGrace))
+		return
+	}
+	l.leave(e, now)
+}
+
+// leave lets go of a pod that holds nothing any more but what its node's report
+// shows. The lock is held.
+func (l *Ledger) leave(e *entry, now time.Time) {
+	switch {
+	case e == nil || e.binding:
+		return
+	case e.state == Releasing && !e.until.IsZero():
+		return
+	}
+	e.state = Releasing
+	l.ends(e, time.Time{})
+	if e.over(now) {
+		l.remove(e)
+	}
+	l.publish(e.node)
+}
+
+// Sweep ends what is due: offers nobody bound, graces that passed. It returns
+// the pods whose bind was written long ago but that no event showed bound; the
+// caller looks them up and calls SetPod or DropPod. They are returned again
+// after another ConfirmTTL.
+func (l *Ledger) Sweep(now time.Time) (ended int, unconfirmed []Ref) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.timed {
+		if now.Before(e.until) || e.binding {
+			continue
+		}
+		if e.state == Bound {
+			unconfirmed = append(unconfirmed, e.ref)
+			e.until = now.Add(l.config.ConfirmTTL)
+			continue
+		}
+		ended++
+		l.remove(e)
+		l.publish(e.node)
+	}
+	return ended, unconfirmed
+}
+
+// Held is what an entry says of itself.
+type Held struct {
+	State   State
+	Node    *Node
+	Key     string // of the ask, for offers
+	Binding bool
+}
+
+// Held reports what the pod holds.
+func (l *Ledger) Held(uid string) (Held, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[uid]
+	if e == nil {
+		return Held{}, false
+	}
+	return Held{e.state, e.node, e.key, e.binding}, true
+}
+
+// Holder is one pod on a card.
+type Holder struct {
+	Pod    string // namespace/name
+	MemMiB int64
+	Whole  bool
+	State  State
+}
+
+// Holders lists who is on the card with the given UUID, the largest first.
+func (l *Ledger) Holders(n *Node, uuid string) []Holder {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n.report == nil {
+		return nil
+	}
+	at, ok := n.report.byUUID[uuid]
+	if !ok {
+		return nil
+	}
+	var out []Holder
+	for _, e := range n.entries {
+		e.use(n.report, func(card int, a fit.Amount, whole bool) {
+			if card == at {
+				out = append(out, Holder{e.ref.Namespace + "/" + e.ref.Name, a.MemMiB, whole, e.state})
+			}
+		})
+	}
+	for uid, ss := range n.report.slices {
+		if n.entries[uid] != nil {
+			continue
+		}
+		h := Holder{State: Releasing}
+		for _, s := range ss {
+			if s.card == at {
+				h.Pod, h.MemMiB, h.Whole = s.namespace+"/"+s.pod, h.MemMiB+s.amount.MemMiB, h.Whole || s.whole
+			}
+		}
+		if h.Pod != "" {
+			out = append(out, h)
+		}
+	}
+	slices.SortFunc(out, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(b.MemMiB, a.MemMiB), cmp.Compare(a.Pod, b.Pod))
+	})
+	return out
+}
+
+// Totals adds up the managed nodes.
+type Totals struct {
+	Nodes, Cards, Offers, Bound, Releasing int
+	MemMiB, UsedMiB, FreeMiB, DebtMiB      int64
+}
+
+// Totals adds up the managed nodes and the entries.
+func (l *Ledger) Totals() Totals {
+	var t Totals
+	for _, n := range l.Nodes() {
+		s := n.Snapshot()
+		if !s.Managed {
+			continue
+		}
+		t.Nodes++
+		t.DebtMiB += s.DebtMiB
+		for i := range s.View.Cards {
+			c := &s.View.Cards[i]
+			t.Cards++
+			t.MemMiB += c.MemMiB
+			t.UsedMiB += min(c.Used.MemMiB, c.MemMiB)
+			t.FreeMiB += c.Free().MemMiB
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		switch e.state {
+		case Offered:
+			t.Offers++
+		case Bound:
+			t.Bound++
+		default:
+			t.Releasing++
+		}
+	}
+	return t
+}
+
+// Errors of Offer and BeginBind. All of them leave every entry as it is.
+var (
+	// ErrNoRoom says that the room that was seen is taken.
+	ErrNoRoom = errors.New("the room was taken by another pod")
+	// ErrHeld says that the pod already holds something that stands.
+	ErrHeld = errors.New("the pod is being bound or is bound already")
+	// ErrNoOffer says that nothing was offered to this pod.
+	ErrNoOffer = errors.New("no live offer for this pod")
+	// ErrOtherNode says that the offer is for another node.
+	ErrOtherNode = errors.New("the pod's offer is for another node")
+	// ErrInFlight says that a bind of this pod is under way.
+	ErrInFlight = errors.New("a bind of this pod is in flight")
+)
+
+// Offer is a decision to be entered.
+type Offer struct {
+	Ref
+	Node *Node
+	// Version is the snapshot's that Place was computed from.
+	Version uint64
+	Ask     *fit.Ask
+	Place   fit.Placement
+	Prefer  fit.Prefer
+	// Allowed are the nodes that the scheduler may choose instead.
+	Allowed []*Node
+}
+
+// Offer books a decision. If the node changed since the decision was made it
+// is made again, for that node, under the lock. ErrNoRoom means that the pod
+// doesn't fit there any more, ErrHeld that it holds more than an offer.
+func (l *Ledger) Offer(o Offer, now time.Time) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.entries[o.UID]
+	if old != nil && (old.state != Offered || old.binding) {
+		return ErrHeld
+	}
+	if old != nil {
+		l.remove(old)
+		l.publish(old.node)
+	}
+	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, prefer: o.Prefer, allowed: o.Allowed}
+	for i := range o.Ask.Containers {
+		c := &o.Ask.Containers[i]
+		e.containers = append(e.containers, Container{c.Name, c.Kind})
+	}
+	if err := l.place(e, o.Node, o.Version, o.Place); err != nil {
+		return err
+	}
+	l.ends(e, now.Add(l.config.OfferTTL))
+	return nil
+}
+
+// place enters an offer on a node, at the given places if the node is still as
+// it was in that version. The lock is held.
+func (l *Ledger) place(e *entry, n *Node, version uint64, p fit.Placement) error {
+	s := n.Snapshot()
+	if l.Node(n.Name) != n || !s.Known || !s.Managed {
+		return ErrNoRoom
+	}
+	if s.Version != version {
+		var refusal *fit.Refusal
+		if p, refusal = fit.Fit(&s.View, e.ask, e.prefer); refusal != nil {
+			return ErrNoRoom
+		}
+	}
+	e.node, e.grant = n, e.ask.Grant(&s.View, p, e.ref.UID)
+	l.add(e)
+	l.publish(n)
+	return nil
+}
+
+// Renew lets an offer that isn't being bound live on.
+func (l *Ledger) Renew(uid string, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[uid]
+	if e == nil || e.state != Offered || e.binding {
+		return false
+	}
+	l.ends(e, now.Add(l.config.OfferTTL))
+	return true
+}
+
+// Withdraw takes back an offer that isn't being bound.
+func (l *Ledger) Withdraw(uid string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.entries[uid]; e != nil && e.state == Offered && !e.binding {
+		l.remove(e)
+		l.publish(e.node)
+	}
+}
+
+// BeginBind claims the pod's offer for a write and returns the grant to write.
+// The caller must call EndBind. bound is true, and there is nothing to write,
+// where the pod is bound to that node already. If the scheduler chose another
+// of the allowed nodes, the offer moves there if the pod still fits.
+func (l *Ledger) BeginBind(r Ref, node string, now time.Time) (g api.Grant, bound bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[r.UID]
+	switch {
+	case e == nil || e.ref != r || e.state == Releasing:
+		return g, false, ErrNoOffer
+	case e.state == Bound && e.node.Name == node:
+		return e.grant, true, nil
+	case e.state == Bound:
+		return g, false, fmt.Errorf("%w: it is bound to %s", ErrOtherNode, e.node.Name)
+	case e.binding:
+		return g, false, ErrInFlight
+	case !now.Before(e.until):
+		return g, false, ErrNoOffer
+	}
+	if e.node.Name != node {
+		at := slices.IndexFunc(e.allowed, func(n *Node) bool { return n.Name == node })
+		if at < 0 {
+			return g, false, ErrOtherNode
+		}
+		moved := *e
+		l.remove(e)
+		l.publish(e.node)
+		if err := l.place(&moved, moved.allowed[at], 0, nil); err != nil {
+			return g, false, err
+		}
+		e = &moved
+		l.ends(e, e.until)
+	}
+	e.binding = true
+	return e.grant, false, nil
+}
+
+// Outcome of a bind's write.
+type Outcome uint8
+
+// Outcomes of a bind's write.
+const (
+	// Written: the pod is bound with the grant.
+	Written Outcome = iota
+	// Refused: the write had no effect and won't have one.
+	Refused
+	// Unknown: it may have had an effect. The room stays booked for another
+	// OfferTTL, within which the API's events or another try decide.
+	Unknown
+)
+
+// EndBind takes in how the write of BeginBind went.
+func (l *Ledger) EndBind(uid string, o Outcome, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entries[uid]
+	if e == nil || !e.binding {
+		return // the API's events were faster
+	}
+	e.binding = false
+	switch {
+	case o == Written:
+		e.state, e.ask, e.allowed = Bound, nil, nil
+		l.ends(e, now.Add(l.config.ConfirmTTL))
+		if e.gone {
+			l.leave(e, now)
+		}
+	case o == Refused || e.gone:
+		l.remove(e)
+		l.publish(e.node)
+	default:
+		l.ends(e, now.Add(l.config.OfferTTL))
+	}
+}

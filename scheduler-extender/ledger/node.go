@@ -1,0 +1,194 @@
+package ledger
+
+import (
+	"sync/atomic"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+)
+
+// NodeInfo is what the ledger needs of a Node object.
+type NodeInfo struct {
+	// Managed is true for nodes labelled carve.dev/managed=true.
+	Managed bool
+	// Cards is true where the node itself advertises nvidia.com/gpu. It
+	// matters for nodes that aren't managed.
+	Cards bool
+}
+
+// Snapshot is one node at one moment. It is never changed.
+type Snapshot struct {
+	// Version is unique over the life of the ledger: two snapshots with the
+	// same version are the same.
+	Version uint64
+	// Known is true once the Node object was seen.
+	Known bool
+	NodeInfo
+	View fit.Node
+	// DebtMiB is what the node owes: granted but not there any more.
+	DebtMiB int64
+}
+
+// Node is a handle that stays valid for the life of the ledger.
+type Node struct {
+	// ID is small and unique among the nodes; it is meant as an index.
+	ID   int
+	Name string
+	snap atomic.Pointer[Snapshot]
+
+	// Below is guarded by the ledger's lock.
+	info    NodeInfo
+	known   bool
+	report  *report
+	entries map[string]*entry // by pod UID
+}
+
+// Snapshot is the node as of now. It takes no lock.
+func (n *Node) Snapshot() *Snapshot { return n.snap.Load() }
+
+// report is a GPUNode, indexed.
+type report struct {
+	hook   bool
+	cards  []cardReport
+	byUUID map[string]int
+	slices map[string][]slice // by pod UID
+}
+
+type cardReport struct {
+	uuid, model string
+	index       int
+	memMiB      int64
+	slots       int
+	blocked     fit.Reason
+}
+
+// slice is a share that a report shows in place.
+type slice struct {
+	card           int
+	container      string
+	amount         fit.Amount
+	whole          bool
+	namespace, pod string
+}
+
+func newReport(n *v1alpha1.GPUNode) *report {
+	r := &report{
+		hook:   n.Status.HookConnectedSince != nil,
+		byUUID: make(map[string]int, len(n.Status.Cards)),
+		slices: map[string][]slice{},
+	}
+	slots := api.SlotsPerCard
+	if n.Status.SlotsPerCard > 0 {
+		slots = int(n.Status.SlotsPerCard)
+	}
+	if n.Spec.SlotsPerCard != nil {
+		slots = int(*n.Spec.SlotsPerCard)
+	}
+	cordoned := map[string]bool{}
+	for _, u := range n.Spec.CordonedCards {
+		cordoned[u] = true
+	}
+	for _, c := range n.Status.Cards {
+		if _, twice := r.byUUID[c.UUID]; twice || c.UUID == "" {
+			continue
+		}
+		cr := cardReport{uuid: c.UUID, model: c.Model, index: int(c.Index), memMiB: max(0, c.MemoryMiB), slots: slots}
+		switch {
+		case c.Health.State != v1alpha1.Healthy:
+			cr.blocked = fit.ReasonUnhealthy
+		case cordoned[c.UUID]:
+			cr.blocked = fit.ReasonCordoned
+		case c.MIGMode == "enabled":
+			cr.blocked = fit.ReasonMIGMode
+		}
+		at := len(r.cards)
+		r.cards = append(r.cards, cr)
+		r.byUUID[c.UUID] = at
+		for _, s := range c.Slices {
+			sl := slice{card: at, container: s.Container, namespace: s.Namespace, pod: s.Pod,
+				amount: fit.Amount{MemMiB: max(0, s.MemMiB), Cores: max(0, int(s.Cores)), Slots: 1}}
+			// Only shares leave room for others: an instance or a mode that
+			// isn't served yet blocks the card.
+			if api.Mode(s.Mode) != api.ModeVGPU {
+				sl.whole = true
+				sl.amount = fit.Amount{MemMiB: cr.memMiB, Cores: 100, Slots: 1}
+			}
+			r.slices[s.PodUID] = append(r.slices[s.PodUID], sl)
+		}
+	}
+	return r
+}
+
+// view recomputes the node from its report and entries. It is a pure function
+// of them, so nothing can leak from one change into the next.
+func (n *Node) view() (fit.Node, int64) {
+	v := fit.Node{Name: n.Name}
+	switch {
+	case !n.known:
+		v.Blocked = fit.ReasonUnknownNode
+	case n.report == nil:
+		v.Blocked = fit.ReasonNoReport
+	case !n.report.hook:
+		v.Blocked = fit.ReasonHookDown
+	}
+	if n.report == nil || !n.known {
+		return v, 0
+	}
+	v.Cards = make([]fit.Card, len(n.report.cards))
+	for i, c := range n.report.cards {
+		v.Cards[i] = fit.Card{UUID: c.uuid, Model: c.model, Index: c.index, MemMiB: c.memMiB, Slots: c.slots, Blocked: c.blocked}
+	}
+	for _, e := range n.entries {
+		e.use(n.report, func(card int, a fit.Amount, whole bool) { take(&v.Cards[card], a, whole) })
+	}
+	for uid, slices := range n.report.slices {
+		if n.entries[uid] != nil {
+			continue
+		}
+		for _, s := range slices {
+			take(&v.Cards[s.card], s.amount, s.whole)
+		}
+	}
+	var debt int64
+	for i := range v.Cards {
+		debt += max(0, v.Cards[i].Used.MemMiB-v.Cards[i].MemMiB)
+	}
+	return v, debt
+}
+
+func take(c *fit.Card, a fit.Amount, whole bool) {
+	c.Used = c.Used.Plus(a)
+	c.Touched = true
+	c.Whole = c.Whole || whole
+}
+
+// grew reports whether something that didn't fit before might fit now.
+func grew(old, now *Snapshot) bool {
+	if old == nil {
+		return now.Known
+	}
+	if !old.Known && now.Known || old.NodeInfo != now.NodeInfo {
+		return true
+	}
+	if old.View.Blocked != "" && old.View.Blocked != now.View.Blocked {
+		return true
+	}
+	was := make(map[string]*fit.Card, len(old.View.Cards))
+	for i := range old.View.Cards {
+		was[old.View.Cards[i].UUID] = &old.View.Cards[i]
+	}
+	for i := range now.View.Cards {
+		is := &now.View.Cards[i]
+		o := was[is.UUID]
+		if o == nil {
+			return true
+		}
+		f, g := is.Free(), o.Free()
+		if f.MemMiB > g.MemMiB || f.Cores > g.Cores || f.Slots > g.Slots ||
+			o.Touched && !is.Touched || o.Whole && !is.Whole || o.Blocked != "" && is.Blocked == "" {
+			return true
+		}
+	}
+	return false
+}
