@@ -1,0 +1,284 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+)
+
+// sweepEvery is how often offers and graces that are due are ended.
+const sweepEvery = time.Second
+
+// Config is what a Source is made of.
+type Config struct {
+	Kube kubernetes.Interface
+	// Reports informs of GPUNodes. It isn't started.
+	Reports cache.SharedIndexInformer
+	Ledger  *ledger.Ledger
+	// Forget is told of each pod that doesn't wait for a place any more.
+	Forget func(uid string)
+	Log    *slog.Logger
+	Now    func() time.Time
+}
+
+// Source feeds a ledger from the API server.
+type Source struct {
+	Config
+	pods, nodes cache.SharedIndexInformer
+	ready       atomic.Bool
+}
+
+// NewSource makes a source; Run starts it.
+func NewSource(c Config) (*Source, error) {
+	s := &Source{Config: c,
+		pods:  coreinformers.NewPodInformer(c.Kube, metav1.NamespaceAll, 0, cache.Indexers{}),
+		nodes: coreinformers.NewNodeInformer(c.Kube, 0, cache.Indexers{}),
+	}
+	for _, set := range []error{s.pods.SetTransform(trimPod), s.nodes.SetTransform(trimNode), c.Reports.SetTransform(trimReport)} {
+		if set != nil {
+			return nil, fmt.Errorf("set up informers: %w", set)
+		}
+	}
+	return s, nil
+}
+
+// Ready reports whether everything that the API showed at start is in the
+// ledger.
+func (s *Source) Ready() bool { return s.ready.Load() }
+
+// Run feeds the ledger until the context ends, and returns when all that it
+// started has ended.
+func (s *Source) Run(ctx context.Context) error {
+	synced := make([]cache.InformerSynced, 0, 3)
+	for _, h := range []struct {
+		informer cache.SharedIndexInformer
+		set      func(any)
+		drop     func(any)
+	}{
+		{s.pods, s.setPod, s.dropPod},
+		{s.nodes, s.setNode, s.dropNode},
+		{s.Reports, s.setReport, s.dropReport},
+	} {
+		reg, err := h.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    h.set,
+			UpdateFunc: func(_, now any) { h.set(now) },
+			DeleteFunc: func(o any) {
+				if last, ok := o.(cache.DeletedFinalStateUnknown); ok {
+					o = last.Obj
+				}
+				h.drop(o)
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watch the cluster: %w", err)
+		}
+		synced = append(synced, reg.HasSynced)
+	}
+	done := make(chan struct{}, 3)
+	for _, i := range []cache.SharedIndexInformer{s.pods, s.nodes, s.Reports} {
+		go func() {
+			i.RunWithContext(ctx)
+			done <- struct{}{}
+		}()
+	}
+	defer func() {
+		for range 3 {
+			<-done
+		}
+	}()
+	start := s.Now()
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return ctx.Err()
+	}
+	t := s.Ledger.Totals()
+	s.Log.Info("ledger complete", "nodes", t.Nodes, "cards", t.Cards, "pods", t.Bound, "took", s.Now().Sub(start).Round(time.Millisecond))
+	s.ready.Store(true)
+	defer s.ready.Store(false)
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			s.sweep()
+		}
+	}
+}
+
+// sweep ends what is due, and looks up pods that were bound long ago and that
+// no event ever showed: they were gone before a watch could tell of them.
+func (s *Source) sweep() {
+	ended, unconfirmed := s.Ledger.Sweep(s.Now())
+	if ended > 0 {
+		s.Log.Info("offers ended unused", "count", ended)
+	}
+	for _, r := range unconfirmed {
+		if p := s.pod(r); p != nil {
+			s.setPod(p)
+			continue
+		}
+		s.Log.Info("bound pod is gone", "pod", r.Namespace+"/"+r.Name, "uid", r.UID)
+		s.Ledger.DropPod(r.UID, s.Now())
+	}
+}
+
+// pod finds a known pod with this very UID, else nil.
+func (s *Source) pod(r ledger.Ref) *corev1.Pod {
+	o, ok, err := s.pods.GetStore().GetByKey(r.Namespace + "/" + r.Name)
+	if err != nil || !ok {
+		return nil
+	}
+	if p := o.(*corev1.Pod); string(p.UID) == r.UID {
+		return p
+	}
+	return nil
+}
+
+// AsksNothing reports whether the pod is known and asks for no card.
+func (s *Source) AsksNothing(r ledger.Ref) bool {
+	p := s.pod(r)
+	if p == nil {
+		return false
+	}
+	req, err := api.ParseRequest(specs(p), nil)
+	return err == nil && req.Empty()
+}
+
+func (s *Source) setPod(o any) {
+	p := o.(*corev1.Pod)
+	if !ours(p) {
+		return
+	}
+	lp := ledger.Pod{
+		Ref:     ledger.Ref{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name},
+		Node:    p.Spec.NodeName,
+		Ended:   ended(p),
+		Started: started(p),
+	}
+	if lp.Ended || lp.Node != "" {
+		s.Forget(lp.UID)
+	}
+	if lp.Node != "" {
+		g, err := grantOf(p)
+		if err != nil {
+			// The node refuses such a grant as well.
+			s.Log.Warn("ignored a grant", "pod", p.Namespace+"/"+p.Name, "uid", p.UID, "node", p.Spec.NodeName, "error", err)
+		}
+		if lp.Grant = g; g != nil {
+			lp.Containers = containers(p, g)
+		}
+	}
+	s.Ledger.SetPod(lp, s.Now())
+}
+
+func (s *Source) dropPod(o any) {
+	p := o.(*corev1.Pod)
+	if !ours(p) {
+		return
+	}
+	s.Forget(string(p.UID))
+	s.Ledger.DropPod(string(p.UID), s.Now())
+}
+
+// grantOf is the pod's grant, nil without error if it has none.
+func grantOf(p *corev1.Pod) (*api.Grant, error) {
+	v := p.Annotations[api.AnnotationGrant]
+	if v == "" {
+		return nil, nil
+	}
+	g, err := api.DecodeGrant(v)
+	switch {
+	case err != nil:
+		return nil, err
+	case g.UID != string(p.UID):
+		return nil, fmt.Errorf("it is for pod UID %q", g.UID)
+	case g.Node != p.Spec.NodeName:
+		return nil, fmt.Errorf("it is for node %q", g.Node)
+	}
+	return &g, nil
+}
+
+func (s *Source) setNode(o any) {
+	n := o.(*corev1.Node)
+	info := ledger.NodeInfo{Managed: n.Labels[api.LabelManaged] == "true"}
+	for name, q := range n.Status.Allocatable {
+		info.Cards = info.Cards || strings.HasPrefix(string(name), "nvidia.com/") && !q.IsZero()
+	}
+	s.Ledger.SetNode(n.Name, info)
+}
+
+func (s *Source) dropNode(o any) { s.Ledger.DropNode(o.(*corev1.Node).Name, s.Now()) }
+
+func (s *Source) setReport(o any) { s.Ledger.SetReport(o.(*v1alpha1.GPUNode), s.Now()) }
+
+func (s *Source) dropReport(o any) { s.Ledger.DropReport(o.(*v1alpha1.GPUNode).Name, s.Now()) }
+
+// ours reports whether the (trimmed) pod matters to the ledger.
+func ours(p *corev1.Pod) bool { return len(p.Spec.Containers) > 0 }
+
+func ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
+// started reports whether a container of the pod ever ran.
+func started(p *corev1.Pod) bool {
+	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+		for _, c := range list {
+			if c.State.Waiting == nil && (c.State.Running != nil || c.State.Terminated != nil) || c.RestartCount > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// specs lists the pod's containers in its order.
+func specs(p *corev1.Pod) []api.ContainerSpec {
+	var out []api.ContainerSpec
+	add := func(c *corev1.Container, kind api.ContainerKind) {
+		s := api.ContainerSpec{Name: c.Name, Kind: kind, Resources: map[string]string{}}
+		for name, q := range c.Resources.Limits {
+			s.Resources[string(name)] = q.String()
+		}
+		out = append(out, s)
+	}
+	for i := range p.Spec.InitContainers {
+		add(&p.Spec.InitContainers[i], kindOf(&p.Spec.InitContainers[i]))
+	}
+	for i := range p.Spec.Containers {
+		add(&p.Spec.Containers[i], api.App)
+	}
+	return out
+}
+
+func kindOf(c *corev1.Container) api.ContainerKind {
+	if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		return api.Sidecar
+	}
+	return api.Init
+}
+
+// containers lists those that have a grant, in the pod's order.
+func containers(p *corev1.Pod, g *api.Grant) []ledger.Container {
+	var out []ledger.Container
+	for _, s := range specs(p) {
+		if _, ok := g.Containers[s.Name]; ok {
+			out = append(out, ledger.Container{Name: s.Name, Kind: s.Kind})
+		}
+	}
+	return out
+}

@@ -1,0 +1,105 @@
+package cluster
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+)
+
+// The informers keep every pod and node of the cluster, so they keep no more of
+// them than is read.
+
+// trimPod keeps identity, containers' requests of ours, node, grant and phase.
+// Of pods that neither ask for a card nor carry a grant it keeps the identity.
+func trimPod(o any) (any, error) {
+	p, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	out := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+	}}
+	grant := p.Annotations[api.AnnotationGrant]
+	init, asks := trimContainers(p.Spec.InitContainers)
+	apps, asksToo := trimContainers(p.Spec.Containers)
+	if !asks && !asksToo && grant == "" {
+		return out, nil
+	}
+	if grant != "" {
+		out.Annotations = map[string]string{api.AnnotationGrant: grant}
+	}
+	out.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, InitContainers: init, Containers: apps}
+	out.Status.Phase = p.Status.Phase
+	out.Status.InitContainerStatuses = trimStatuses(p.Status.InitContainerStatuses)
+	out.Status.ContainerStatuses = trimStatuses(p.Status.ContainerStatuses)
+	return out, nil
+}
+
+func trimContainers(cs []corev1.Container) (out []corev1.Container, asks bool) {
+	out = make([]corev1.Container, len(cs))
+	for i := range cs {
+		out[i] = corev1.Container{Name: cs[i].Name, RestartPolicy: cs[i].RestartPolicy}
+		for name, q := range cs[i].Resources.Limits {
+			if !strings.HasPrefix(string(name), "nvidia.com/") {
+				continue
+			}
+			if out[i].Resources.Limits == nil {
+				out[i].Resources.Limits = corev1.ResourceList{}
+			}
+			out[i].Resources.Limits[name] = q
+			asks = true
+		}
+	}
+	return out, asks
+}
+
+func trimStatuses(ss []corev1.ContainerStatus) []corev1.ContainerStatus {
+	out := make([]corev1.ContainerStatus, 0, len(ss))
+	for _, s := range ss {
+		t := corev1.ContainerStatus{Name: s.Name, RestartCount: s.RestartCount}
+		switch {
+		case s.State.Running != nil:
+			t.State.Running = &corev1.ContainerStateRunning{}
+		case s.State.Terminated != nil:
+			t.State.Terminated = &corev1.ContainerStateTerminated{}
+		}
+		out = append(out, t)
+	}
+	return out
+}
+
+// trimNode keeps the name, our label and the cards that are advertised.
+func trimNode(o any) (any, error) {
+	n, ok := o.(*corev1.Node)
+	if !ok {
+		return o, nil
+	}
+	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
+	if v, ok := n.Labels[api.LabelManaged]; ok {
+		out.Labels = map[string]string{api.LabelManaged: v}
+	}
+	for name, q := range n.Status.Allocatable {
+		if strings.HasPrefix(string(name), "nvidia.com/") {
+			if out.Status.Allocatable == nil {
+				out.Status.Allocatable = corev1.ResourceList{}
+			}
+			out.Status.Allocatable[name] = q
+		}
+	}
+	return out, nil
+}
+
+// trimReport drops what only people read.
+func trimReport(o any) (any, error) {
+	if n, ok := o.(*v1alpha1.GPUNode); ok {
+		n.ManagedFields, n.Annotations = nil, nil
+		for i := range n.Status.Cards {
+			n.Status.Cards[i].Links = nil
+		}
+	}
+	return o, nil
+}

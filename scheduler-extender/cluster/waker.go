@@ -1,0 +1,98 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+	"github.com/carve-gpu/carve/scheduler-extender/place"
+)
+
+const (
+	// wakeEvery spaces the rounds of waking and gathers what is freed at the
+	// same time; wakeAtOnce bounds the writes of one round.
+	wakeEvery  = 100 * time.Millisecond
+	wakeAtOnce = 20
+)
+
+// Waker touches waiting pods when room for them appeared. kube-scheduler
+// watches neither GPUNodes nor our ledger, and would look again after five
+// minutes; a change to the pod's own object makes it look at that pod at once.
+type Waker struct {
+	Kube   kubernetes.Interface
+	Ledger *ledger.Ledger
+	Placer *place.Placer
+	Ready  func() bool
+	Log    *slog.Logger
+	Now    func() time.Time
+}
+
+// Run wakes pods until the context ends.
+func (w *Waker) Run(ctx context.Context) {
+	pending := map[string]bool{} // nodes that a pod may still be woken for
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.Ledger.Freed():
+		case <-timer.C:
+		}
+		for _, n := range w.Ledger.TakeFreed() {
+			pending[n.Name] = true
+		}
+		if !w.Ready() {
+			continue // pods that wait will be filtered again by then
+		}
+		nodes := make([]*ledger.Node, 0, len(pending))
+		for name := range pending {
+			if n := w.Ledger.Node(name); n != nil {
+				nodes = append(nodes, n)
+			}
+		}
+		pods, again := w.Placer.Wake(nodes, wakeAtOnce, w.Now())
+		for _, p := range pods {
+			w.touch(ctx, p)
+		}
+		if again.IsZero() {
+			clear(pending)
+		} else {
+			timer.Reset(max(wakeEvery, again.Sub(w.Now())))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wakeEvery):
+		}
+	}
+}
+
+// touch patches the pod's annotation. The UID in the patch is a precondition.
+func (w *Waker) touch(ctx context.Context, p ledger.Ref) {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid":         p.UID,
+		"annotations": map[string]string{api.AnnotationWake: w.Now().UTC().Format(time.RFC3339Nano)},
+	}})
+	if err == nil {
+		_, err = w.Kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	log := w.Log.With("pod", p.Namespace+"/"+p.Name, "uid", p.UID)
+	switch {
+	case err == nil:
+		log.Info("woke a waiting pod")
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		w.Placer.Forget(p.UID)
+	case ctx.Err() == nil:
+		log.Warn("could not wake a pod", "error", fmt.Errorf("patch pod %s/%s: %w", p.Namespace, p.Name, err))
+	}
+}

@@ -1,0 +1,93 @@
+package place
+
+import (
+	"sync"
+
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+	"github.com/carve-gpu/carve/scheduler-extender/score"
+)
+
+// maxShapes bounds the memory for cached answers: a shape takes about a
+// hundred bytes a node.
+const maxShapes = 32
+
+// maxHard bounds the nodes on which one scan may spend the whole search limit.
+// A contrived pod must not hold up those behind it.
+const maxHard = 20
+
+var tooHard = answer{refusal: &fit.Refusal{Reason: fit.ReasonSearchLimit, Card: -1}}
+
+// answer is what a shape gets on a node in one version of the node.
+type answer struct {
+	version uint64
+	cost    int64
+	place   fit.Placement
+	refusal *fit.Refusal // nil if it fits
+}
+
+// shape is a kind of request under a policy, with its answers by node.
+type shape struct {
+	ask    *fit.Ask // of the first pod that came with it
+	policy score.Policy
+
+	mu      sync.Mutex
+	answers []answer // by Node.ID
+	hard    int      // searches of this scan that were given up
+	used    uint64   // for eviction; guarded by shapes.mu
+}
+
+// at answers for one node. The shape's lock is held; the result is valid until
+// the next call.
+func (s *shape) at(n *ledger.Node, snap *ledger.Snapshot) *answer {
+	if n.ID >= len(s.answers) {
+		s.answers = append(s.answers, make([]answer, max(n.ID+1-len(s.answers), len(s.answers)))...)
+	}
+	a := &s.answers[n.ID]
+	if a.version == snap.Version {
+		return a
+	}
+	if s.hard >= maxHard {
+		return &tooHard
+	}
+	*a = answer{version: snap.Version}
+	if a.place, a.refusal = fit.Fit(&snap.View, s.ask, s.policy.Card); a.refusal == nil {
+		a.cost = s.policy.Node(&snap.View, s.ask, a.place)
+	} else if a.refusal.Reason == fit.ReasonSearchLimit {
+		s.hard++
+	}
+	return a
+}
+
+// shapes keeps the shapes that were asked for lately.
+type shapes struct {
+	mu    sync.Mutex
+	byKey map[string]*shape
+	clock uint64
+}
+
+func (ss *shapes) of(a *fit.Ask, policy score.Policy) *shape {
+	key := policy.Name + "|" + a.Key()
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	ss.clock++
+	s := ss.byKey[key]
+	if s == nil {
+		if len(ss.byKey) >= maxShapes {
+			var oldest string
+			for k, o := range ss.byKey {
+				if oldest == "" || o.used < ss.byKey[oldest].used {
+					oldest = k
+				}
+			}
+			delete(ss.byKey, oldest)
+		}
+		s = &shape{ask: a, policy: policy}
+		if ss.byKey == nil {
+			ss.byKey = map[string]*shape{}
+		}
+		ss.byKey[key] = s
+	}
+	s.used = ss.clock
+	return s
+}

@@ -1,0 +1,310 @@
+package place
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+	"github.com/carve-gpu/carve/scheduler-extender/score"
+)
+
+const (
+	// maxReturned bounds the nodes that a cooperative filter returns: enough
+	// for the scheduler's own preferences, few enough to score fast.
+	maxReturned = 128
+	// maxListed bounds the refused nodes that are named one by one. More
+	// are summed up by reason under summaryNode.
+	maxListed = 8
+	// summaryNode is the made-up node under which one reason for all nodes is
+	// returned. kube-scheduler ignores names that it doesn't know and shows
+	// the text in the pod's condition (seen with v1.37).
+	summaryNode = "carve"
+)
+
+// Config says how places are chosen.
+type Config struct {
+	// Policy for pods that don't name one.
+	Policy score.Policy
+	// Cooperative returns all nodes that fit and lets kube-scheduler choose,
+	// for every pod. Otherwise only pods with soft preferences of their own
+	// are handled so, and the others get exactly one node.
+	Cooperative bool
+}
+
+// Placer decides. It is safe for concurrent use.
+type Placer struct {
+	ledger *ledger.Ledger
+	config Config
+	shapes shapes
+
+	mu      sync.Mutex
+	waiting map[string]*waiter // by pod UID
+}
+
+// New makes a placer over a ledger.
+func New(l *ledger.Ledger, c Config) *Placer {
+	return &Placer{ledger: l, config: c, waiting: map[string]*waiter{}}
+}
+
+// Pod is what a decision needs of a pod.
+type Pod struct {
+	ledger.Ref
+	Request api.Request
+	// Soft is true where the pod states preferences that kube-scheduler
+	// weighs: preferred affinity, soft spread.
+	Soft     bool
+	Priority int32
+	Created  time.Time
+}
+
+// Filtered is the answer to a filter call.
+type Filtered struct {
+	// All passes every node: the pod asks for nothing of ours.
+	All bool
+	// Nodes are those that pass.
+	Nodes []string
+	// Failed are refused as of now, Never for as long as they have the cards
+	// that they have.
+	Failed, Never map[string]string
+	// Reason is that of the nearest miss, where no managed node passes.
+	Reason fit.Reason
+	// Err asks the scheduler to come again later.
+	Err error
+}
+
+// Filter decides where the pod goes among the named nodes and books an offer
+// for it. Nodes that carve doesn't manage pass untouched if they offer cards of
+// their own.
+func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
+	if pod.Request.Empty() {
+		return Filtered{All: true}
+	}
+	if pod.UID == "" {
+		return Filtered{Err: errors.New("the pod has no UID")}
+	}
+	ask, refusal := fit.NewAsk(pod.Request)
+	if refusal != nil {
+		return Refuse(refusal.Reason, refusal.Detail)
+	}
+	c := call{Placer: p, pod: pod, ask: ask, names: names, now: now,
+		shape: p.shapes.of(ask, p.policy(ask))}
+	c.nodes = p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
+	if out, done := c.held(); done {
+		return out
+	}
+	// A node that gains room while we look at others would be missed by the
+	// waker, since the pod isn't waiting yet: then look again.
+	for seen := p.ledger.FreedCount(); ; {
+		out := c.decide()
+		if out.Err != nil || len(out.Nodes) > 0 {
+			if c.offered {
+				p.Forget(pod.UID)
+			}
+			return out
+		}
+		if out.Reason != "" && len(out.Failed) > 0 {
+			p.wait(c)
+		}
+		now := p.ledger.FreedCount()
+		if now == seen {
+			return out
+		}
+		seen = now
+	}
+}
+
+// Refuse is the answer that tells one reason for all nodes, for requests that
+// no node can serve.
+func Refuse(reason fit.Reason, text string) Filtered {
+	return Filtered{Never: map[string]string{summaryNode: clip(text)}, Reason: reason}
+}
+
+func (p *Placer) policy(a *fit.Ask) score.Policy {
+	if s, ok := score.ByName(a.Policy); ok && a.Policy != "" {
+		return s
+	}
+	return p.config.Policy
+}
+
+// call is one filter call.
+type call struct {
+	*Placer
+	pod   Pod
+	ask   *fit.Ask
+	shape *shape
+	names [][]byte
+	nodes []*ledger.Node // by position in names; nil where unknown
+	now   time.Time
+
+	offered bool
+}
+
+// held answers for a pod that holds something already: kube-scheduler filters
+// twice in a cycle for a nominated pod, and again after a cycle that failed
+// elsewhere.
+func (c *call) held() (Filtered, bool) {
+	h, ok := c.ledger.Held(c.pod.UID)
+	if !ok {
+		return Filtered{}, false
+	}
+	among := slices.Contains(c.nodes, h.Node)
+	switch {
+	case h.Binding:
+		return Filtered{Err: ledger.ErrInFlight}, true
+	case h.State == ledger.Bound && among:
+		return Filtered{Nodes: []string{h.Node.Name}}, true
+	case h.State == ledger.Bound:
+		return Filtered{Err: errors.New("the pod is bound to " + h.Node.Name + ", which is not among the nodes asked for")}, true
+	case h.State == ledger.Releasing:
+		return Filtered{Err: errors.New("the pod has ended")}, true
+	}
+	if among && !c.cooperative() && h.Key == c.ask.Key() && h.Node.Snapshot().Managed &&
+		h.Node.Snapshot().View.Blocked == "" && c.ledger.Renew(c.pod.UID, c.now) {
+		c.Forget(c.pod.UID)
+		return c.withOthers([]string{h.Node.Name}), true
+	}
+	c.ledger.Withdraw(c.pod.UID)
+	return Filtered{}, false
+}
+
+func (c *call) cooperative() bool { return c.config.Cooperative || c.pod.Soft }
+
+// place is a node that fits.
+type place struct {
+	node    *ledger.Node
+	version uint64
+	cost    int64
+	place   fit.Placement
+}
+
+func (a place) before(b place) bool {
+	return a.cost < b.cost || a.cost == b.cost && a.node.Name < b.node.Name
+}
+
+// decide scans, chooses and books. It repeats only if the chosen node filled up
+// meanwhile, so somebody else made progress.
+func (c *call) decide() Filtered {
+	for {
+		fits := c.scan()
+		if len(fits) == 0 {
+			out := c.withOthers(nil)
+			if len(out.Nodes) == 0 {
+				c.explain(&out)
+			}
+			return out
+		}
+		best := fits[0]
+		offer := ledger.Offer{Ref: c.pod.Ref, Node: best.node, Version: best.version, Ask: c.ask, Place: best.place, Prefer: c.shape.policy.Card}
+		names := make([]string, len(fits))
+		for i, f := range fits {
+			names[i] = f.node.Name
+			if i > 0 {
+				offer.Allowed = append(offer.Allowed, f.node)
+			}
+		}
+		switch err := c.ledger.Offer(offer, c.now); {
+		case err == nil:
+			c.offered = true
+			return c.withOthers(names)
+		case !errors.Is(err, ledger.ErrNoRoom):
+			return Filtered{Err: err}
+		}
+	}
+}
+
+// scan returns the nodes that fit, the best first: one, or for cooperative
+// pods up to maxReturned.
+func (c *call) scan() []place {
+	many := c.cooperative()
+	var fits []place
+	c.shape.mu.Lock()
+	defer c.shape.mu.Unlock()
+	c.shape.hard = 0
+	for _, n := range c.nodes {
+		if n == nil {
+			continue
+		}
+		snap := n.Snapshot()
+		if !snap.Managed {
+			continue
+		}
+		a := c.shape.at(n, snap)
+		if a.refusal != nil {
+			continue
+		}
+		f := place{n, a.version, a.cost, a.place}
+		switch {
+		case many || len(fits) == 0:
+			fits = append(fits, f)
+		case f.before(fits[0]):
+			fits[0] = f
+		}
+	}
+	if many {
+		slices.SortFunc(fits, func(a, b place) int {
+			return cmp.Or(cmp.Compare(a.cost, b.cost), strings.Compare(a.node.Name, b.node.Name))
+		})
+		fits = fits[:min(len(fits), maxReturned)]
+	}
+	return fits
+}
+
+// withOthers adds the nodes that carve doesn't manage and that offer cards of
+// their own.
+func (c *call) withOthers(names []string) Filtered {
+	for _, n := range c.nodes {
+		if n == nil {
+			continue
+		}
+		if s := n.Snapshot(); s.Known && !s.Managed && s.Cards {
+			names = append(names, n.Name)
+		}
+	}
+	return Filtered{Nodes: names}
+}
+
+// Prioritize scores the named nodes from 0 to 10. The node of the pod's offer
+// is the best; nodes that carve doesn't manage get 0.
+func (p *Placer) Prioritize(pod Pod, names [][]byte) []int64 {
+	out := make([]int64, len(names))
+	if pod.Request.Empty() {
+		return out
+	}
+	ask, refusal := fit.NewAsk(pod.Request)
+	if refusal != nil {
+		return out
+	}
+	held, has := p.ledger.Held(pod.UID)
+	sh := p.shapes.of(ask, p.policy(ask))
+	nodes := p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
+	var at []int
+	var costs []int64
+	sh.mu.Lock()
+	for i, n := range nodes {
+		if n == nil {
+			continue
+		}
+		if has && held.Node == n {
+			out[i] = 10
+			continue
+		}
+		snap := n.Snapshot()
+		if !snap.Managed {
+			continue
+		}
+		if a := sh.at(n, snap); a.refusal == nil {
+			at, costs = append(at, i), append(costs, a.cost)
+		}
+	}
+	sh.mu.Unlock()
+	for i, s := range score.Wire(costs) {
+		out[at[i]] = s
+	}
+	return out
+}

@@ -1,0 +1,138 @@
+package place
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+)
+
+const (
+	// sampled is the least number of nodes that kube-scheduler looks for
+	// before it stops (minFeasibleNodesToFind, v1.37). A shorter list than
+	// this was all that suits the pod; a longer one may be a sample.
+	sampled = 100
+	// maxFits bounds the work of one round of waking.
+	maxFits = 2000
+	// A pod that was woken in vain is woken less and less often.
+	wakePause, maxWakePause = time.Second, time.Minute
+	// maxRepeats is how often a pod is woken for the same room.
+	maxRepeats = 5
+)
+
+// waiter is a refused pod that waits for room.
+type waiter struct {
+	ref      ledger.Ref
+	ask      *fit.Ask
+	shape    *shape
+	priority int32
+	created  time.Time
+	only     map[string]bool // the nodes that suit it; nil: any may
+
+	wakes     int
+	notBefore time.Time
+}
+
+// wait notes a refused pod.
+func (p *Placer) wait(c call) {
+	w := &waiter{ref: c.pod.Ref, ask: c.ask, shape: c.shape, priority: c.pod.Priority, created: c.pod.Created}
+	if len(c.names) < sampled {
+		w.only = make(map[string]bool, len(c.names))
+		for _, n := range c.names {
+			w.only[string(n)] = true
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if old := p.waiting[w.ref.UID]; old != nil {
+		w.wakes, w.notBefore = old.wakes, old.notBefore
+	}
+	p.waiting[w.ref.UID] = w
+}
+
+// Forget notes that a pod isn't waiting any more.
+func (p *Placer) Forget(uid string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.waiting, uid)
+}
+
+// Waiting counts the pods that were refused and wait for room.
+func (p *Placer) Waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.waiting)
+}
+
+// Wake chooses the waiting pods that fit on the nodes that gained room, highest
+// priority first, then oldest, and no more of them than fit together. At most
+// limit are chosen. again is when it is worth asking again for the same nodes,
+// because a pod that would fit was woken a moment ago or the limit was reached;
+// zero if never.
+func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []ledger.Ref, again time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.waiting) == 0 || len(freed) == 0 {
+		return nil, again
+	}
+	later := func(t time.Time) {
+		if again.IsZero() || t.Before(again) {
+			again = t
+		}
+	}
+	queue := make([]*waiter, 0, len(p.waiting))
+	for _, w := range p.waiting {
+		queue = append(queue, w)
+	}
+	slices.SortFunc(queue, func(a, b *waiter) int {
+		return cmp.Or(cmp.Compare(b.priority, a.priority), a.created.Compare(b.created), cmp.Compare(a.ref.UID, b.ref.UID))
+	})
+	views := make([]*fit.Node, 0, len(freed))
+	for _, n := range freed {
+		if s := n.Snapshot(); s.Managed {
+			views = append(views, &s.View)
+		}
+	}
+	// Views only shrink in this round, so a shape that failed on all of them
+	// fails for all pods that may use any node.
+	hopeless := map[*shape]bool{}
+	fits := 0
+	for _, w := range queue {
+		if hopeless[w.shape] {
+			continue
+		}
+		if len(wake) == limit || fits >= maxFits {
+			later(now.Add(wakePause))
+			break
+		}
+		at, place := -1, fit.Placement(nil)
+		for i, v := range views {
+			if w.only != nil && !w.only[v.Name] {
+				continue
+			}
+			fits++
+			if pl, refusal := fit.Fit(v, w.ask, w.shape.policy.Card); refusal == nil {
+				at, place = i, pl
+				break
+			}
+		}
+		switch {
+		case at < 0:
+			hopeless[w.shape] = w.only == nil
+			continue
+		case now.Before(w.notBefore):
+			// Something else keeps a pod pending that was woken so often.
+			if w.wakes < maxRepeats {
+				later(w.notBefore)
+			}
+			continue
+		}
+		views[at] = fit.Apply(views[at], w.ask, place)
+		wake = append(wake, w.ref)
+		w.notBefore = now.Add(min(wakePause<<min(w.wakes, 10), maxWakePause))
+		w.wakes++
+	}
+	return wake, again
+}

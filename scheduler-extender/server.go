@@ -1,0 +1,189 @@
+package extender
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	wirev1 "k8s.io/kube-scheduler/extender/v1"
+
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+	"github.com/carve-gpu/carve/scheduler-extender/place"
+)
+
+// maxBody bounds a request: ten thousand names of 253 bytes and the largest
+// pod that etcd stores fit well.
+const maxBody = 8 << 20
+
+// Config is what a Server is made of.
+type Config struct {
+	Ledger *ledger.Ledger
+	Placer *place.Placer
+	Binder Binder
+	Pods   Pods
+	// Ready reports whether the ledger shows the cluster.
+	Ready func() bool
+	// Client is the common name that a certificate must have for the verbs.
+	Client   string
+	Registry *prometheus.Registry
+	Log      *slog.Logger
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Server answers kube-scheduler.
+type Server struct {
+	Config
+	metrics *metrics
+}
+
+// New makes a server and registers its metrics.
+func New(c Config) *Server {
+	return &Server{Config: c, metrics: newMetrics(c)}
+}
+
+// Verbs serves /filter, /prioritize and /bind. It answers only connections with
+// a verified client certificate of the right name, whatever listener it is put
+// behind.
+func (s *Server) Verbs() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /filter", s.verb("filter", s.filter))
+	mux.HandleFunc("POST /prioritize", s.verb("prioritize", s.prioritize))
+	mux.HandleFunc("POST /bind", s.verb("bind", s.bind))
+	return s.authenticated(mux)
+}
+
+// Plain serves what needs no certificate and shows no names: /healthz (the
+// process runs), /readyz (the ledger shows the cluster) and /metrics.
+func (s *Server) Plain() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !s.Ready() {
+			http.Error(w, "the ledger is not complete yet", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Registry, promhttp.HandlerOpts{}))
+	return mux
+}
+
+func (s *Server) authenticated(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := ""
+		if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+			name = r.TLS.VerifiedChains[0][0].Subject.CommonName
+		}
+		if name == "" || name != s.Client {
+			s.metrics.denied.Inc()
+			s.Log.Warn("refused a caller", "remote", r.RemoteAddr, "path", r.URL.Path, "name", name)
+			http.Error(w, "a client certificate of the scheduler is needed", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+var errNotReady = errors.New("the extender's ledger is not complete yet")
+
+// bodies are reused: a request over ten thousand nodes takes 200 KiB.
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// verb reads a bounded body, measures, and writes what the handler returns.
+// Faults of any kind go through the handler's own error reply.
+func (s *Server) verb(name string, handle func(ctx context.Context, body []byte, fault error) any) http.HandlerFunc {
+	seconds := s.metrics.seconds.WithLabelValues(name)
+	return func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		defer func() { seconds.Observe(time.Since(start).Seconds()) }()
+		buf := bodies.Get().(*bytes.Buffer)
+		defer bodies.Put(buf)
+		buf.Reset()
+		n, fault := buf.ReadFrom(io.LimitReader(r.Body, maxBody+1))
+		switch {
+		case fault != nil:
+			fault = fmt.Errorf("read the request: %w", fault)
+		case n > maxBody:
+			fault = fmt.Errorf("read the request: it has more than %d bytes", maxBody)
+		case !s.Ready():
+			fault = errNotReady
+		}
+		reply, err := json.Marshal(handle(r.Context(), buf.Bytes(), fault))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if _, err := w.Write(reply); err != nil {
+			s.Log.Debug("reply lost", "verb", name, "error", err)
+		}
+	}
+}
+
+func (s *Server) filter(_ context.Context, body []byte, fault error) any {
+	var a args
+	if fault == nil {
+		a, fault = decodeArgs(body)
+	}
+	if fault != nil {
+		return &wirev1.ExtenderFilterResult{Error: fault.Error()}
+	}
+	var out place.Filtered
+	if a.invalid != nil {
+		out = place.Refuse(fit.ReasonInvalid, a.invalid.Error())
+	} else {
+		out = s.Placer.Filter(a.pod, a.names, s.Now())
+	}
+	log := s.Log.With("pod", a.pod.Namespace+"/"+a.pod.Name, "uid", a.pod.UID)
+	switch {
+	case out.Err != nil:
+		log.Info("filter: not now", "error", out.Err)
+		return &wirev1.ExtenderFilterResult{Error: out.Err.Error()}
+	case out.All:
+		out.Nodes = make([]string, len(a.names))
+		for i, n := range a.names {
+			out.Nodes[i] = string(n)
+		}
+	case len(out.Nodes) == 0 && out.Reason != "":
+		s.metrics.refusals.WithLabelValues(string(out.Reason)).Inc()
+		log.Info("filter: refused", "nodes", len(a.names), "reason", out.Reason)
+	default:
+		log.Debug("filter: offered", "of", len(a.names), "nodes", len(out.Nodes))
+	}
+	if out.Nodes == nil {
+		out.Nodes = []string{}
+	}
+	return &wirev1.ExtenderFilterResult{NodeNames: &out.Nodes, FailedNodes: out.Failed, FailedAndUnresolvableNodes: out.Never}
+}
+
+// prioritize has no way to report an error but the status; a fault scores all
+// nodes alike, and bind decides.
+func (s *Server) prioritize(_ context.Context, body []byte, fault error) any {
+	list := wirev1.HostPriorityList{}
+	if fault != nil {
+		return list
+	}
+	a, err := decodeArgs(body)
+	if err != nil {
+		return list
+	}
+	scores := make([]int64, len(a.names))
+	if a.invalid == nil {
+		scores = s.Placer.Prioritize(a.pod, a.names)
+	}
+	for i, n := range a.names {
+		list = append(list, wirev1.HostPriority{Host: string(n), Score: scores[i]})
+	}
+	return list
+}
