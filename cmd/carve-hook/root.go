@@ -1,0 +1,148 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxEntries bounds how much of one directory of the image is looked at.
+const maxEntries = 20000
+
+// root is a container's root directory. All paths given to its methods are
+// the container's own.
+type root struct{ fd int }
+
+func openRoot(dir string) (root, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return root{}, fmt.Errorf("open the container's root %s: %w", dir, err)
+	}
+	return root{fd}, nil
+}
+
+func (r root) close() { unix.Close(r.fd) }
+
+// open resolves a path as the container would, links included, and never
+// leaves its root. The flags are open's.
+func (r root) open(p string, flags uint64, mode uint64) (*os.File, error) {
+	fd, err := unix.Openat2(r.fd, p, &unix.OpenHow{
+		Flags: flags | unix.O_CLOEXEC | unix.O_NOCTTY | unix.O_NONBLOCK, Mode: mode,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if errors.Is(err, unix.ENOSYS) {
+		return nil, errors.New("this kernel has no openat2; Linux 5.6 or later is needed")
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "open in the container", Path: p, Err: err}
+	}
+	return os.NewFile(uintptr(fd), p), nil
+}
+
+// absent reports whether an error means that a path leads nowhere.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENAMETOOLONG)
+}
+
+// identity tells files apart.
+type identity struct {
+	device, inode uint64
+}
+
+// look opens a path without reading it and says what it is. A path that leads
+// nowhere gives a nil file and no error.
+func (r root) look(p string) (*os.File, unix.Stat_t, error) {
+	var st unix.Stat_t
+	f, err := r.open(p, unix.O_PATH, 0)
+	if err != nil {
+		if absent(err) {
+			return nil, st, nil
+		}
+		return nil, st, err
+	}
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, st, &os.PathError{Op: "stat in the container", Path: p, Err: err}
+	}
+	return f, st, nil
+}
+
+func identityOf(st unix.Stat_t) identity { return identity{st.Dev, st.Ino} }
+
+func regular(st unix.Stat_t) bool   { return st.Mode&unix.S_IFMT == unix.S_IFREG }
+func directory(st unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// entries lists a directory, as far as it is sane. One that isn't there, or
+// can't be read, has none.
+func (r root) entries(dir string) ([]os.DirEntry, identity) {
+	f, err := r.open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, identity{}
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil {
+		return nil, identity{}
+	}
+	list, err := f.ReadDir(maxEntries)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, identityOf(st)
+	}
+	return list, identityOf(st)
+}
+
+// read reads a regular file up to a limit; one that isn't there is empty.
+func (r root) read(p string, limit int64) []byte {
+	f, err := r.open(p, unix.O_RDONLY, 0)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || !regular(st) {
+		return nil
+	}
+	b, err := io.ReadAll(io.LimitReader(f, limit))
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// bind puts source over target. The source is mounted read-only already, and a
+// bind of it stays so.
+func (r root) bind(source, target *os.File) error {
+	err := unix.Mount(descriptor(source), descriptor(target), "", unix.MS_BIND, "")
+	if err != nil {
+		return fmt.Errorf("bind %s over %s of the image: %w", source.Name(), target.Name(), err)
+	}
+	return nil
+}
+
+func descriptor(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+// create makes an empty file for a mount to stand on, if there is nothing.
+func (r root) create(p string) error {
+	f, err := r.open(p, unix.O_CREAT|unix.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("make a place for a library: %w", err)
+	}
+	return f.Close()
+}
+
+// link makes a symbolic link, if there is nothing by its name.
+func (r root) link(target, p string) error {
+	dir, err := r.open(path.Dir(p), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := unix.Symlinkat(target, int(dir.Fd()), path.Base(p)); err != nil && !errors.Is(err, unix.EEXIST) {
+		return &os.LinkError{Op: "symlink in the container", Old: target, New: p, Err: err}
+	}
+	return nil
+}

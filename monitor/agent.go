@@ -1,0 +1,39 @@
+package monitor
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var (
+	agentInfo       = prometheus.NewDesc("carve_node_info", "The agent and the driver of this node.", []string{"version", "driver_version", "software_gpu"}, nil)
+	hookConnected   = prometheus.NewDesc("carve_hook_connected", "1 while the hook is linked to the container runtime. While it is not, no card is handed out.", nil, nil)
+	hookSince       = prometheus.NewDesc("carve_hook_connected_timestamp_seconds", "When the hook's link was made.", nil, nil)
+	pluginConnected = prometheus.NewDesc("carve_kubelet_connected", "1 while the kubelet listens to the device plugin.", nil, nil)
+	unadjusted      = prometheus.NewDesc("carve_unadjusted_containers", "Running containers that should have a card and were started without the hook: they have none.", nil, nil)
+	refusedGrants   = prometheus.NewDesc("carve_refused_grants", "Pods whose grant isn't honoured: stale, foreign, forged, or without room.", nil, nil)
+	journalRecords  = prometheus.NewDesc("carve_journal_records", "Pods that hold slices on this node.", nil, nil)
+)
+
+// agentCollector shows the agent itself.
+type agentCollector struct{ *cached }
+
+func (agentCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{agentInfo, hookConnected, hookSince, pluginConnected, unadjusted, refusedGrants, journalRecords} {
+		ch <- d
+	}
+}
+
+func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
+	v := c.get()
+	gauge(ch, agentInfo, 1, v.Version, v.DriverVersion, strconv.FormatBool(v.Software))
+	gauge(ch, hookConnected, oneIf(!v.LinkedSince.IsZero()))
+	if !v.LinkedSince.IsZero() {
+		gauge(ch, hookSince, float64(v.LinkedSince.Unix()))
+	}
+	gauge(ch, pluginConnected, oneIf(v.KubeletConnected))
+	gauge(ch, unadjusted, float64(v.Unadjusted))
+	gauge(ch, refusedGrants, float64(v.Refused))
+	gauge(ch, journalRecords, float64(v.Records))
+}

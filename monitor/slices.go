@@ -1,0 +1,54 @@
+package monitor
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var sliceLabels = append([]string{"namespace", "pod", "container"}, cardLabels...)
+
+func sliceDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("carve_slice_"+name, help, sliceLabels, nil)
+}
+
+var (
+	sliceActive    = sliceDesc("active", "1 while a container runs with the slice, 0 while it is only prepared.")
+	sliceLimit     = sliceDesc("memory_limit_bytes", "Memory that the container may hold on the card.")
+	sliceUsed      = sliceDesc("memory_used_bytes", "Memory that the container's processes hold on the card, contexts included, as they say themselves.")
+	slicePeak      = sliceDesc("memory_peak_bytes", "The largest use that was seen.")
+	sliceRefusals  = sliceDesc("memory_refusals_total", "Allocations that were refused because of the limit.")
+	sliceCores     = sliceDesc("compute_granted_ratio", "Compute granted, 0 to 1; 0 has no share of its own.")
+	sliceProcesses = sliceDesc("processes", "Processes of the container that use the card.")
+)
+
+// sliceCollector shows the slices; their series go with them.
+type sliceCollector struct{ *cached }
+
+func (sliceCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{sliceActive, sliceLimit, sliceUsed, slicePeak, sliceRefusals, sliceCores, sliceProcesses} {
+		ch <- d
+	}
+}
+
+func (c sliceCollector) Collect(ch chan<- prometheus.Metric) {
+	v := c.get()
+	cards := map[string]Card{}
+	for _, card := range v.Cards {
+		cards[card.UUID] = card
+	}
+	for _, s := range v.Slices {
+		card := cards[s.Card]
+		labels := []string{s.Namespace, s.Pod, s.Container, s.Card, strconv.Itoa(card.Index), card.Model}
+		gauge(ch, sliceActive, oneIf(s.Active), labels...)
+		if s.LimitBytes == 0 {
+			continue // a whole card has no limit, and what is used is the card's
+		}
+		gauge(ch, sliceLimit, float64(s.LimitBytes), labels...)
+		gauge(ch, sliceUsed, float64(s.UsedBytes), labels...)
+		gauge(ch, slicePeak, float64(s.PeakBytes), labels...)
+		counter(ch, sliceRefusals, float64(s.Refusals), labels...)
+		gauge(ch, sliceCores, float64(s.Cores)/100, labels...)
+		gauge(ch, sliceProcesses, float64(s.Processes), labels...)
+	}
+}

@@ -1,0 +1,45 @@
+package monitor
+
+import (
+	"time"
+
+	"github.com/carve-gpu/carve/vgpu/gpu"
+)
+
+// View is a node at one moment.
+type View struct {
+	Node, Version, DriverVersion string
+	Software                     bool
+	// LinkedSince is zero while the hook's link to the runtime is down.
+	LinkedSince time.Time
+	// KubeletConnected says that the kubelet listens to the device plugin.
+	KubeletConnected bool
+	// Unadjusted counts containers that should have a card and have none,
+	// Refused pods whose grant isn't honoured, Records the pods in the journal.
+	Unadjusted, Refused, Records int
+	Cards                        []Card
+	Slices                       []Slice
+}
+
+// Card is one card.
+type Card struct {
+	gpu.Card
+	Sample gpu.Sample
+	// Fault says why there is no sample.
+	Fault string
+	// GrantedBytes and GrantedCores (percent) are what slices hold.
+	GrantedBytes uint64
+	GrantedCores int
+}
+
+// Slice is one container's share of one card.
+type Slice struct {
+	Namespace, Pod, Container string
+	Card, Mode                string
+	Active                    bool
+	// The memory figures are 0 for a whole card.
+	LimitBytes, UsedBytes, PeakBytes uint64
+	Refusals                         uint64
+	Cores                            int // percent
+	Processes                        int
+}

@@ -1,0 +1,298 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	events "k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/carve-gpu/carve/api/gpunodes"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/vgpu/gpu"
+)
+
+// Hardware is what the agent needs of the driver; nvml.Driver has it.
+type Hardware interface {
+	Inventory() (gpu.Inventory, error)
+	Sample(uuid string) (gpu.Sample, error)
+	Close() error
+}
+
+// Config is what an Agent is made of.
+type Config struct {
+	// Node is the name of this node.
+	Node string
+	// RunDir holds the slices' files and must be seen by the container runtime
+	// under the same path; it may be lost at a reboot. StateDir is durable.
+	RunDir, StateDir string
+	// LibDir holds the front libraries and carve-hook as they were installed
+	// with the agent.
+	LibDir string
+	// Root is the driver's; Software says that it is the software GPU's.
+	Root     gpu.Root
+	Software bool
+	// OpenHardware loads the driver. It is tried again until it works.
+	OpenHardware func() (Hardware, error)
+	// Pods reads pods and writes events, Reports writes the node's report.
+	Pods    kubernetes.Interface
+	Reports *gpunodes.Client
+	// SlotsPerCard is how many containers may share a card, where the node's
+	// GPUNode doesn't say.
+	SlotsPerCard int
+	// StopUnadjusted stops containers that should have a card and were started
+	// without the hook, so that the kubelet starts them again; without it they
+	// are only reported.
+	StopUnadjusted bool
+	Version        string
+	Log            *slog.Logger
+	// SlotsChanged is told how many slots the node has.
+	SlotsChanged func(int)
+
+	// step, in tests, is called before and after each durable step.
+	step func(name string)
+}
+
+// Agent is the life of the slices of one node. All its methods may be called
+// concurrently; those that the hook and the device plugin call answer from
+// memory.
+type Agent struct {
+	Config
+	journal journal
+	files   files
+	// installed are the libraries and carve-hook as containers get them.
+	installed Installed
+	lock      *os.File
+	queue     workqueue.TypedRateLimitingInterface[string]
+	events    events.EventRecorder
+	started   time.Time
+
+	// dirty asks for a new report.
+	dirty chan struct{}
+
+	mu sync.Mutex
+	// changed is closed and replaced whenever someone in AwaitPrepared may have
+	// got what it waits for.
+	changed chan struct{}
+	// pods are this node's, as the watch shows them; watched says that it has
+	// shown all of them once.
+	pods    map[string]pod
+	watched bool
+	// held are the slices in place or being made, by pod UID.
+	held map[string]*holding
+	// refused says why a pod's grant isn't honoured.
+	refused map[string]string
+	// sandboxes are what the runtime says of pods.
+	sandboxes map[string]sandbox
+	// containers are those that haven't exited, by ID; listed says that the
+	// runtime has listed them since this process started.
+	containers map[string]use
+	listed     bool
+	// linkedSince is zero while the hook's link is down, and then downSince
+	// says since when.
+	linkedSince, downSince time.Time
+	hardware               hardwareState
+	// wishedSlots is the operator's number of slots for each card, 0 for none.
+	wishedSlots int32
+
+	// written is the report as last written. It belongs to writeReports.
+	written *v1alpha1.GPUNode
+}
+
+// holding is a pod's slices in memory.
+type holding struct {
+	record
+	// prepared says that the files are in place.
+	prepared bool
+	// used are the containers that ever ran with their slice.
+	used map[string]bool
+	// tallies are what was counted of each container, by card.
+	tallies map[string][]tally
+}
+
+// use is a container that hasn't exited.
+type use struct {
+	uid, container string
+	hostPID        int
+	// adjusted is false for a container that should have a card and was started
+	// without the hook; stopped says that we did something about it.
+	adjusted, stopped bool
+	// asked says that the device plugin marked it.
+	asked bool
+}
+
+// New opens the journal and prepares what it holds, so that the hook can serve
+// from the first moment. A second agent on the node waits here for the first
+// one to end, until ctx ends.
+func New(ctx context.Context, c Config) (*Agent, error) {
+	a := &Agent{
+		Config: c,
+		files:  files{filepath.Join(c.RunDir, "slices")},
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, 10*time.Second)),
+		events:     &events.FakeRecorder{},
+		started:    time.Now(),
+		downSince:  time.Now(),
+		dirty:      make(chan struct{}, 1),
+		changed:    make(chan struct{}),
+		pods:       map[string]pod{},
+		held:       map[string]*holding{},
+		refused:    map[string]string{},
+		sandboxes:  map[string]sandbox{},
+		containers: map[string]use{},
+	}
+	for _, dir := range []string{a.files.dir, c.StateDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("start agent: %w", err)
+		}
+	}
+	var err error
+	if a.lock, err = lockDir(ctx, c.StateDir, c.Log); err != nil {
+		return nil, fmt.Errorf("start agent: %w", err)
+	}
+	if a.installed, err = install(c.LibDir, filepath.Join(c.StateDir, "lib")); err == nil {
+		a.journal, err = openJournal(filepath.Join(c.StateDir, "journal"))
+	}
+	if err == nil {
+		err = a.replay()
+	}
+	if err != nil {
+		a.lock.Close()
+		return nil, fmt.Errorf("start agent: %w", err)
+	}
+	return a, nil
+}
+
+// lockDir makes sure that one agent at a time owns the journal: while a
+// DaemonSet rolls, or a force-deleted pod lingers, there can be two.
+func lockDir(ctx context.Context, dir string, log *slog.Logger) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for first := true; ; first = false {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", dir, err)
+		}
+		if first {
+			log.Info("another agent of this node still runs; waiting for it to end", "dir", dir)
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, fmt.Errorf("lock %s, which another agent holds: %w", dir, ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// replay takes the journal over. What it holds is prepared again, which
+// changes nothing for slices that are as they should be; what was being
+// cleared is taken up by reconcile.
+func (a *Agent) replay() error {
+	records, faults, err := a.journal.read()
+	if err != nil {
+		return err
+	}
+	for _, f := range faults {
+		a.Log.Error("a journal record can't be read and was set aside", "error", f)
+	}
+	for _, r := range records {
+		h := &holding{record: r, used: map[string]bool{}}
+		a.held[r.Grant.UID] = h
+		if r.State == stateHeld {
+			if err := a.prepareFiles(r); err != nil {
+				a.Log.Error("a slice can't be prepared", "pod", r.Namespace+"/"+r.Pod, "error", err)
+			} else {
+				h.prepared = true
+			}
+		}
+		a.queue.Add(r.Grant.UID)
+	}
+	a.Log.Info("journal read", "pods", len(records))
+	return nil
+}
+
+// Run watches pods, reconciles and reports until ctx ends. It returns when all
+// of that has stopped.
+func (a *Agent) Run(ctx context.Context) error {
+	defer a.lock.Close()
+	broadcaster := events.NewBroadcaster(events.WithContext(ctx))
+	defer broadcaster.Shutdown()
+	broadcaster.StartRecordingToSink(eventSink(a.Pods))
+	a.mu.Lock()
+	a.events = broadcaster.NewRecorder(eventScheme, corev1.EventSource{Component: "carve-node", Host: a.Node})
+	a.mu.Unlock()
+
+	var parts sync.WaitGroup
+	for _, part := range []struct {
+		name string
+		run  func(context.Context)
+	}{
+		{"cards", a.watchCards},
+		{"pods", a.watchPods},
+		{"report", a.writeReports},
+		{"reclaim", a.reclaimLoop},
+		{"slices", a.work}, {"slices", a.work}, {"slices", a.work}, {"slices", a.work},
+	} {
+		parts.Go(func() { a.keep(ctx, part.name, part.run) })
+	}
+	<-ctx.Done()
+	a.queue.ShutDown()
+	parts.Wait()
+	return nil
+}
+
+// keep runs a part and starts it again should it ever panic: a fault in the
+// report must not stop the hook from being served.
+func (a *Agent) keep(ctx context.Context, name string, run func(context.Context)) {
+	for ctx.Err() == nil {
+		func() {
+			defer func() {
+				if p := recover(); p != nil {
+					a.Log.Error("a part of the agent panicked and is started again", "part", name, "panic", p, "stack", stack())
+				}
+			}()
+			run(ctx)
+		}()
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// stepped marks a durable step for crash tests.
+func (a *Agent) stepped(name string) {
+	if a.step != nil {
+		a.step(name)
+	}
+}
+
+// wake tells those who wait that something changed. a.mu is held.
+func (a *Agent) wake() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// report asks for a new report.
+func (a *Agent) report() {
+	select {
+	case a.dirty <- struct{}{}:
+	default:
+	}
+}

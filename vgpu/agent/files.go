@@ -1,0 +1,176 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+// usageFSBytes caps the tmpfs of one slice: the usage file, and a few pages for
+// the file system itself. A container that grows its file gets ENOSPC here and
+// takes nothing from others. usageFSInodes leaves room for the root directory,
+// the file, and the name it is made under.
+const (
+	usageFSBytes  = region.UsageBytes + 64<<10
+	usageFSInodes = 4
+)
+
+// files makes and removes what a container maps: one directory for each slice.
+type files struct{ dir string }
+
+func (f files) slice(uid, container string) string { return filepath.Join(f.dir, uid, container) }
+
+func (f files) limits(uid, container string) string {
+	return filepath.Join(f.slice(uid, container), "limits")
+}
+
+func (f files) usage(uid, container string) string {
+	return filepath.Join(f.slice(uid, container), "usage.d", "usage")
+}
+
+// limitsOf turns the grant of one container into the content of its limits
+// file.
+func limitsOf(cards []api.CardGrant) (region.Limits, error) {
+	var l region.Limits
+	for _, c := range cards {
+		uuid, err := region.ParseUUID(c.Card)
+		if err != nil {
+			return l, err
+		}
+		card := region.Card{
+			UUID:         uuid,
+			LimitBytes:   uint64(c.MemMiB) << 20,
+			ComputePPM:   uint32(c.Cores) * 10_000,
+			ComputeFixed: c.Fixed,
+		}
+		if c.Low {
+			card.Priority = 1
+		}
+		l.Cards = append(l.Cards, card)
+	}
+	return l, nil
+}
+
+// prepare brings the files of one share into the given state. It may be
+// repeated, and changes limits in place under running containers.
+func (f files) prepare(uid, container string, cards []api.CardGrant) error {
+	want, err := limitsOf(cards)
+	if err != nil {
+		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
+	}
+	usageDir := filepath.Dir(f.usage(uid, container))
+	if err := os.MkdirAll(usageDir, 0o755); err != nil {
+		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
+	}
+	if err := putLimits(f.limits(uid, container), want); err != nil {
+		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
+	}
+	mounted, err := isMountPoint(usageDir)
+	if err == nil && !mounted {
+		err = unix.Mount("carve", usageDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+			fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", usageFSBytes, usageFSInodes))
+	}
+	if err != nil {
+		return fmt.Errorf("prepare slice %s/%s: mount tmpfs on %s: %w", uid, container, usageDir, err)
+	}
+	if err := region.CreateUsage(f.usage(uid, container)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
+	}
+	return nil
+}
+
+// putLimits puts limits in force, in place where the file is there.
+func putLimits(path string, want region.Limits) error {
+	have, err := region.ReadLimits(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return region.CreateLimits(path, want)
+	case errors.Is(err, region.ErrDamaged):
+		// Only the node writes the file, so this is a write that a crash of the
+		// machine cut short; nothing runs with it.
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+		return region.CreateLimits(path, want)
+	case err != nil:
+		return err
+	case sameLimits(have, want):
+		return nil
+	}
+	return region.UpdateLimits(path, want)
+}
+
+func sameLimits(a, b region.Limits) bool {
+	if len(a.Cards) != len(b.Cards) || a.SelfVisible != b.SelfVisible {
+		return false
+	}
+	for i := range a.Cards {
+		if a.Cards[i] != b.Cards[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// isMountPoint reports whether another file system is mounted on a directory.
+func isMountPoint(dir string) (bool, error) {
+	var own, parent unix.Stat_t
+	if err := unix.Stat(dir, &own); err != nil {
+		return false, err
+	}
+	if err := unix.Stat(filepath.Dir(dir), &parent); err != nil {
+		return false, err
+	}
+	return own.Dev != parent.Dev, nil
+}
+
+// pods lists the UIDs that have a directory.
+func (f files) pods() ([]string, error) {
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list slices: %w", err)
+	}
+	var uids []string
+	for _, e := range entries {
+		uids = append(uids, e.Name())
+	}
+	return uids, nil
+}
+
+// clear removes everything of a pod. It may be repeated.
+func (f files) clear(uid string) error {
+	dir := filepath.Join(f.dir, uid)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("clear slices of %s: %w", uid, err)
+	}
+	for _, e := range entries {
+		usageDir := filepath.Dir(f.usage(uid, e.Name()))
+		// Detached, since a dying process may still hold the file. More than
+		// one mount can lie here only after a crash between mounting and the
+		// look at what is mounted.
+		for {
+			err := unix.Unmount(usageDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("clear slices of %s: unmount %s: %w", uid, usageDir, err)
+			}
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("clear slices of %s: %w", uid, err)
+	}
+	return nil
+}

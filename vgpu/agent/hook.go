@@ -1,0 +1,339 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/gpu"
+)
+
+// linkGrace is how long the hook's link may be down before the agent isn't
+// ready: a restart of the runtime takes less.
+const linkGrace = 10 * time.Second
+
+// Prepared is a slice that is ready for its container.
+type Prepared struct {
+	PodUID, Container string
+	Generation        int
+	Cards             []gpu.DeviceNode
+	// LimitsPath and UsagePath are empty for whole cards.
+	LimitsPath, UsagePath string
+}
+
+// RuntimeContainer is what the runtime says of a container.
+type RuntimeContainer struct {
+	ID, PodUID, Name string
+	// Asked says that the device plugin marked it, Adjusted that the hook did.
+	Asked, Adjusted bool
+	// HostPID is its first process, 0 if there is none.
+	HostPID int
+}
+
+// Slice returns what is ready for a container that is being created: nil if it
+// isn't to have any card. The error says in a sentence why it must not start.
+func (a *Agent) Slice(c RuntimeContainer) (*Prepared, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if h := a.held[c.PodUID]; h != nil {
+		if cards := h.Grant.Containers[c.Name]; cards != nil {
+			return a.ready(h, c.Name, cards)
+		}
+	}
+	p, known := a.pods[c.PodUID]
+	switch {
+	case a.refused[c.PodUID] != "" && (c.Asked || p.asks[c.Name]):
+		return nil, fmt.Errorf("container %s gets no card: %s", c.Name, a.refused[c.PodUID])
+	case known && p.grant != "" && p.asks[c.Name]:
+		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", c.Name)
+	case known && (c.Asked || p.asks[c.Name]):
+		return nil, fmt.Errorf("container %s asks for cards, but the pod carries no grant: carve's scheduler extender didn't place it", c.Name)
+	case !known && c.Asked:
+		return nil, fmt.Errorf("container %s asks for cards, and the agent doesn't know its pod yet", c.Name)
+	case !known && a.sandboxes[c.PodUID].grants(c.Name):
+		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", c.Name)
+	}
+	return nil, nil
+}
+
+// ready turns a holding into what the hook needs. a.mu is held.
+func (a *Agent) ready(h *holding, container string, cards []api.CardGrant) (*Prepared, error) {
+	if !h.prepared {
+		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", container)
+	}
+	if a.hardware.driver == nil {
+		return nil, errors.New("the driver's files aren't known yet")
+	}
+	p := &Prepared{PodUID: h.Grant.UID, Container: container, Generation: h.Grant.Generation}
+	for _, c := range cards {
+		n, ok := a.hardware.nodes[c.Card]
+		if !ok {
+			return nil, fmt.Errorf("the device node of card %s isn't known yet", c.Card)
+		}
+		p.Cards = append(p.Cards, n)
+	}
+	if cards[0].Mode == api.ModeVGPU {
+		p.LimitsPath = a.files.limits(h.Grant.UID, container)
+		p.UsagePath = a.files.usage(h.Grant.UID, container)
+	}
+	return p, nil
+}
+
+// grants reports whether the sandbox's grant, whatever it is worth, names a
+// container.
+func (s sandbox) grants(container string) bool {
+	if s.grant == "" {
+		return false
+	}
+	g, err := api.DecodeGrant(s.grant)
+	return err != nil || g.Containers[container] != nil
+}
+
+// Adjusted notes that a container with a slice is being created.
+func (a *Agent) Adjusted(c RuntimeContainer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.containers[c.ID] = use{uid: c.PodUID, container: c.Name, adjusted: true}
+	if h := a.held[c.PodUID]; h != nil {
+		h.used[c.Name] = true
+	}
+	a.report()
+}
+
+// Exited notes that a container has no process any more. It is keyed by the
+// container's ID: a late word on an earlier one of the same name changes
+// nothing.
+func (a *Agent) Exited(id string) {
+	a.mu.Lock()
+	u, ok := a.containers[id]
+	delete(a.containers, id)
+	a.mu.Unlock()
+	if ok {
+		a.queue.Add(u.uid)
+		a.report()
+	}
+}
+
+// Starting is asked before a created container starts. A container that should
+// have a card and was created without the hook must not.
+func (a *Agent) Starting(id string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if u, ok := a.containers[id]; ok && a.unadjusted(u) {
+		return fmt.Errorf("container %s was created while carve's hook was away and has no card; it must be created again", u.container)
+	}
+	return nil
+}
+
+// SandboxStarted notes what the runtime says of a pod.
+func (a *Agent) SandboxStarted(uid, namespace, name string, annotations map[string]string) {
+	s := sandbox{
+		namespace: namespace, name: name,
+		grant:  annotations[api.AnnotationGrant],
+		static: annotations[configSource] != "api",
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, known := a.pods[uid]; known || s.grant == "" {
+		return
+	}
+	a.sandboxes[uid] = s
+	a.queue.Add(uid)
+}
+
+// Synchronize takes over the runtime's list of containers that haven't exited.
+func (a *Agent) Synchronize(list []RuntimeContainer) {
+	a.mu.Lock()
+	before := a.containers
+	a.containers = make(map[string]use, len(list))
+	for _, c := range list {
+		a.containers[c.ID] = use{
+			uid: c.PodUID, container: c.Name, hostPID: c.HostPID,
+			adjusted: c.Adjusted, asked: c.Asked, stopped: before[c.ID].stopped,
+		}
+		if h := a.held[c.PodUID]; h != nil && c.Adjusted {
+			h.used[c.Name] = true
+		}
+	}
+	a.listed = true
+	a.mu.Unlock()
+	a.queueAll()
+	a.report()
+}
+
+// LinkChanged notes whether the hook's link to the runtime is up.
+func (a *Agent) LinkChanged(up bool) {
+	a.mu.Lock()
+	if up {
+		a.linkedSince, a.downSince = time.Now(), time.Time{}
+	} else {
+		a.linkedSince, a.downSince = time.Time{}, time.Now()
+	}
+	a.wake()
+	a.mu.Unlock()
+	a.report()
+}
+
+// Ungranted says on a pod that cards were kept from a container whose image
+// asks for all of them.
+func (a *Agent) Ungranted(uid, container string) {
+	a.mu.Lock()
+	p := a.pods[uid]
+	a.mu.Unlock()
+	a.event(p, corev1.EventTypeWarning, reasonUngranted,
+		fmt.Sprintf("container %s sets NVIDIA_VISIBLE_DEVICES but asks for no card in its resources: it gets none", container))
+}
+
+// AwaitPrepared returns nil once a container's slice is in place and the hook
+// is linked. The error, when ctx ends or as soon as waiting is in vain, says
+// what is missing.
+func (a *Agent) AwaitPrepared(ctx context.Context, namespace, name, container string) error {
+	for {
+		missing, final, changed := a.missing(namespace, name, container)
+		if missing == "" {
+			return nil
+		}
+		if final {
+			return errors.New(missing)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.New(missing)
+		case <-changed:
+		}
+	}
+}
+
+// missing says what keeps a container from starting, and whether waiting is in
+// vain.
+func (a *Agent) missing(namespace, name, container string) (why string, final bool, changed <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	changed = a.changed
+	if a.linkedSince.IsZero() {
+		return "carve's hook has no link to the container runtime: no card is handed out until it has", false, changed
+	}
+	var p pod
+	for _, q := range a.pods {
+		if q.namespace == namespace && q.name == name && !q.over {
+			p = q
+		}
+	}
+	uid := p.uid
+	if uid == "" {
+		// With the API server away, a pod is known by its slice only.
+		for _, h := range a.held {
+			if h.Namespace == namespace && h.Pod == name && h.State == stateHeld {
+				uid = h.Grant.UID
+			}
+		}
+	}
+	h := a.held[uid]
+	switch {
+	case h != nil && h.Grant.Containers[container] != nil:
+		if h.prepared {
+			return "", false, changed
+		}
+	case uid == "":
+		return "carve's agent doesn't see the pod yet", false, changed
+	case a.refused[uid] != "":
+		return a.refused[uid], true, changed
+	case p.grant == "":
+		return "the pod asks for cards but carries no grant: carve's scheduler extender didn't place it", true, changed
+	}
+	return "the pod's slice isn't prepared yet", false, changed
+}
+
+// Ready says what keeps the node from serving cards, nil if nothing does.
+func (a *Agent) Ready() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var problems []error
+	if !a.downSince.IsZero() && time.Since(a.downSince) > linkGrace {
+		problems = append(problems, fmt.Errorf("the hook has no link to the container runtime since %s", a.downSince.UTC().Format(time.RFC3339)))
+	}
+	if !a.watched {
+		problems = append(problems, errors.New("the node's pods aren't known yet"))
+	}
+	if !a.hardware.known {
+		problems = append(problems, fmt.Errorf("the cards aren't known: %s", a.hardware.fault))
+	}
+	return errors.Join(problems...)
+}
+
+// unadjusted reports whether a container should have a card and was started
+// without the hook. a.mu is held.
+func (a *Agent) unadjusted(u use) bool {
+	if u.adjusted {
+		return false
+	}
+	h := a.held[u.uid]
+	return u.asked || h != nil && h.Grant.Containers[u.container] != nil
+}
+
+// stopUnadjusted deals with the containers of a pod that were started while
+// the hook was away. They have no card, so they are of no use to their owner;
+// ended, the kubelet starts them again.
+func (a *Agent) stopUnadjusted(uid string) {
+	type victim struct {
+		id string
+		use
+	}
+	var victims []victim
+	a.mu.Lock()
+	p := a.pods[uid]
+	for id, u := range a.containers {
+		if u.uid == uid && !u.stopped && a.unadjusted(u) {
+			victims = append(victims, victim{id, u})
+			u.stopped = true
+			a.containers[id] = u
+		}
+	}
+	a.mu.Unlock()
+	for _, v := range victims {
+		message := fmt.Sprintf("container %s was started while carve's hook was away and has no card", v.container)
+		if a.StopUnadjusted {
+			message += "; it is stopped, so that it starts again"
+		}
+		a.Log.Warn("container started without the hook", "pod", p.namespace+"/"+p.name, "container", v.container, "id", v.id, "stop", a.StopUnadjusted)
+		a.event(p, corev1.EventTypeWarning, reasonUnadjusted, message)
+		if !a.StopUnadjusted || v.hostPID == 0 {
+			continue
+		}
+		if err := killContainer(v.hostPID, v.id); err != nil {
+			a.Log.Error("a container that started without the hook can't be stopped", "id", v.id, "error", err)
+		}
+	}
+}
+
+// killContainer ends the first process of a container, and with it all others.
+// The pid comes from the runtime's list and may be another's by now, so the
+// process is held by a descriptor and must be in the container's cgroup.
+func killContainer(pid int, id string) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("stop container %s: open process %d: %w", id, pid, err)
+	}
+	defer unix.Close(fd)
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return fmt.Errorf("stop container %s: %w", id, err)
+	}
+	if id == "" || !strings.Contains(string(groups), id) {
+		return fmt.Errorf("stop container %s: process %d is not in its cgroup", id, pid)
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("stop container %s: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,299 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+const (
+	// reclaimEvery is the pace of looking at processes; reclaimSoon that while
+	// the charge of a dead one waits to be taken off.
+	reclaimEvery = time.Second
+	reclaimSoon  = 250 * time.Millisecond
+
+	procRoot = "/proc"
+)
+
+// share is a slice whose usage file is looked at.
+type share struct {
+	uid, container string
+	cards          []string
+	usage          string
+	running        bool // a container with it hasn't exited
+}
+
+// shares lists the slices that have been used.
+func (a *Agent) shares() []share {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	running := map[[2]string]bool{}
+	for _, u := range a.containers {
+		running[[2]string{u.uid, u.container}] = true
+	}
+	var out []share
+	for uid, h := range a.held {
+		if !h.prepared {
+			continue
+		}
+		for name, cards := range h.Grant.Containers {
+			if cards[0].Mode != api.ModeVGPU || !h.used[name] {
+				continue
+			}
+			s := share{uid: uid, container: name, usage: a.files.usage(uid, name), running: running[[2]string{uid, name}]}
+			for _, c := range cards {
+				s.cards = append(s.cards, c.Card)
+			}
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// owner identifies the process that took a slot of a share.
+type owner struct {
+	uid, container string
+	slot           int
+	pid            uint32
+	start, image   uint64
+}
+
+// reaper takes off the charge of processes that are gone. It belongs to one
+// goroutine.
+type reaper struct {
+	*Agent
+	// hostPID is where the owner of a slot was last seen.
+	hostPID map[owner]int
+	// gone counts the looks at which an owner was gone.
+	gone map[owner]int
+	// refusals are those that an owner counted last, on each card.
+	refusals map[owner][]uint64
+}
+
+// tally is what is counted of a share of one card over its life. A slot's own
+// counts start again with its next owner.
+type tally struct {
+	refusals  uint64
+	peakBytes uint64
+}
+
+// reclaimLoop looks at the processes of all shares until ctx ends.
+func (a *Agent) reclaimLoop(ctx context.Context) {
+	r := &reaper{Agent: a, hostPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{}}
+	for {
+		wait := reclaimEvery
+		if r.look() {
+			wait = reclaimSoon
+		}
+		if !pause(ctx, wait) {
+			return
+		}
+	}
+}
+
+// look goes through all shares once and reports whether a charge waits to be
+// taken off.
+func (r *reaper) look() (waiting bool) {
+	processes := &processTable{}
+	seen := map[owner]bool{}
+	for _, s := range r.shares() {
+		u, err := region.ReadUsage(s.usage, len(s.cards))
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				r.Log.Warn("a usage file can't be read", "error", err)
+			}
+			continue
+		}
+		if u.Damage&(region.DamageHeader|region.DamageShort) != 0 {
+			if _, err := region.RestoreUsage(s.usage); err != nil {
+				r.Log.Warn("a usage file that its container damaged can't be restored", "error", err)
+			}
+		}
+		r.count(s, u, seen)
+		for _, slot := range u.Slots {
+			if !slot.Charged() {
+				continue
+			}
+			o := s.owner(slot)
+			if !r.isGone(o, s, slot, processes) {
+				delete(r.gone, o)
+				continue
+			}
+			waiting = true
+			// Twice, so that a slot that was being taken at the first look is
+			// seen as what it became.
+			if r.gone[o]++; r.gone[o] < 2 || !r.freed(s.cards) {
+				continue
+			}
+			err := region.ReclaimSlot(s.usage, slot)
+			switch {
+			case errors.Is(err, region.ErrSlotChanged):
+			case err != nil:
+				r.Log.Warn("the charge of a dead process can't be taken off", "error", err)
+			default:
+				r.Log.Info("took off the charge of a dead process", "uid", s.uid, "container", s.container, "slot", slot.Index, "pid", slot.PID)
+			}
+		}
+	}
+	for o := range r.hostPID {
+		if !seen[o] {
+			delete(r.hostPID, o)
+		}
+	}
+	for o := range r.gone {
+		if !seen[o] {
+			delete(r.gone, o)
+		}
+	}
+	for o := range r.refusals {
+		if !seen[o] {
+			delete(r.refusals, o)
+		}
+	}
+	return waiting
+}
+
+func (s share) owner(slot region.Slot) owner {
+	return owner{s.uid, s.container, slot.Index, slot.PID, slot.StartTicks, slot.Image}
+}
+
+// count adds what is new in a reading to the share's tallies.
+func (r *reaper) count(s share, u region.Usage, seen map[owner]bool) {
+	more := make([]tally, len(s.cards))
+	for _, slot := range u.Slots {
+		o := s.owner(slot)
+		seen[o] = true
+		last := r.refusals[o]
+		now := make([]uint64, len(s.cards))
+		for i, c := range slot.Cards {
+			now[i] = c.Refusals
+			if last == nil {
+				more[i].refusals += c.Refusals
+			} else if c.Refusals > last[i] {
+				more[i].refusals += c.Refusals - last[i]
+			}
+			more[i].peakBytes = max(more[i].peakBytes, c.PeakBytes)
+		}
+		r.refusals[o] = now
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := r.held[s.uid]
+	if h == nil {
+		return
+	}
+	if h.tallies == nil {
+		h.tallies = map[string][]tally{}
+	}
+	t := h.tallies[s.container]
+	if len(t) != len(s.cards) {
+		t = make([]tally, len(s.cards))
+		h.tallies[s.container] = t
+	}
+	for i := range t {
+		t[i].refusals += more[i].refusals
+		t[i].peakBytes = max(t[i].peakBytes, more[i].peakBytes, u.Total(i).UsedBytes)
+	}
+}
+
+// isGone reports whether a slot's owner has ended, or runs another program.
+func (r *reaper) isGone(o owner, s share, slot region.Slot, t *processTable) bool {
+	if pid, ok := r.hostPID[o]; ok {
+		if p, err := region.ReadProcess(procRoot, pid); err == nil && p.Owns(slot) && !zombie(pid) {
+			// A sibling saw it exec: what it held went with the old program.
+			return slot.State == region.SlotDying
+		}
+		delete(r.hostPID, o)
+	}
+	for _, p := range t.all() {
+		if p.Owns(slot) && !zombie(p.HostPID) {
+			r.hostPID[o] = p.HostPID
+			return slot.State == region.SlotDying
+		}
+	}
+	if !s.running {
+		return true // the whole container is gone
+	}
+	// No such process is seen. That counts only where this process can see the
+	// container's others; without the node's PID namespace it sees none.
+	for _, p := range t.all() {
+		if slot.PIDNamespace == 0 || p.PIDNamespace == slot.PIDNamespace {
+			return true
+		}
+	}
+	return false
+}
+
+// freed reports whether the driver holds nothing for dead processes on any of
+// the cards: it frees memory later than a process is gone.
+func (r *reaper) freed(cards []string) bool {
+	r.mu.Lock()
+	door := r.hardware.door
+	r.mu.Unlock()
+	if door == nil {
+		return false
+	}
+	for _, uuid := range cards {
+		s, err := door.Sample(uuid)
+		if err != nil {
+			return false
+		}
+		for _, p := range s.Processes {
+			if _, err := os.Stat(filepath.Join(procRoot, strconv.Itoa(p.PID))); err != nil || zombie(p.PID) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// processTable reads the node's processes once, if anyone asks.
+type processTable struct {
+	read      bool
+	processes []region.Process
+}
+
+func (t *processTable) all() []region.Process {
+	if t.read {
+		return t.processes
+	}
+	t.read = true
+	entries, err := os.ReadDir(procRoot)
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if p, err := region.ReadProcess(procRoot, pid); err == nil {
+			t.processes = append(t.processes, p)
+		}
+	}
+	return t.processes
+}
+
+// zombie reports whether a process has ended and only its parent doesn't know
+// yet. A process whose first thread has left is none while others run.
+func zombie(pid int) bool {
+	dir := filepath.Join(procRoot, strconv.Itoa(pid))
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return true
+	}
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 || end+2 >= len(stat) || stat[end+2] != 'Z' {
+		return false
+	}
+	threads, err := os.ReadDir(filepath.Join(dir, "task"))
+	return err != nil || len(threads) <= 1
+}

@@ -1,0 +1,345 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+// askLimit bounds the question whether a pod that only the runtime knows of
+// exists.
+const askLimit = 2 * time.Second
+
+// work reconciles pods until the queue is shut down.
+func (a *Agent) work(ctx context.Context) {
+	for {
+		uid, down := a.queue.Get()
+		if down {
+			return
+		}
+		a.workOn(ctx, uid)
+	}
+}
+
+func (a *Agent) workOn(ctx context.Context, uid string) {
+	defer a.queue.Done(uid)
+	if err := a.reconcile(ctx, uid); err != nil {
+		a.Log.Warn("a pod's slices aren't as they should be; trying again", "uid", uid, "error", err)
+		a.queue.AddRateLimited(uid)
+		return
+	}
+	a.queue.Forget(uid)
+}
+
+// situation is all that matters for one pod, read at one moment.
+type situation struct {
+	pod            pod
+	known          bool // to the watch
+	watched        bool // the watch has shown all pods
+	listed         bool // the runtime has listed all containers
+	holding        *holding
+	record         record
+	prepared, used bool
+	sandbox        sandbox
+	running        bool // containers of the pod haven't exited
+}
+
+func (a *Agent) situation(uid string) situation {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := situation{watched: a.watched, listed: a.listed, sandbox: a.sandboxes[uid]}
+	s.pod, s.known = a.pods[uid]
+	if s.holding = a.held[uid]; s.holding != nil {
+		s.record, s.prepared = s.holding.record, s.holding.prepared
+	}
+	for _, u := range a.containers {
+		s.running = s.running || u.uid == uid
+	}
+	return s
+}
+
+// reconcile brings one pod's slices to where its grant, its state and its
+// containers say. It looks at how things are, not at what happened, so it may
+// be called at any time and any number of times.
+func (a *Agent) reconcile(ctx context.Context, uid string) error {
+	s := a.situation(uid)
+	defer a.stopUnadjusted(uid)
+	switch {
+	case s.holding != nil && s.record.State == stateReleasing:
+		return a.release(s.record)
+	case s.known && !s.pod.over:
+		return a.follow(s.pod.found(), s)
+	case s.holding != nil && !s.known && !s.watched:
+		return a.again(s) // what the journal says holds until the watch knows better
+	case s.holding != nil:
+		// The pod is over or gone. Its slices go when its containers are, and
+		// only the runtime's own list says that they are.
+		if s.running || !s.listed {
+			return nil
+		}
+		return a.release(s.record)
+	case !s.known && s.sandbox.asks():
+		return a.followSandbox(ctx, uid, s)
+	}
+	a.forget(uid)
+	return nil
+}
+
+// follow puts the grant on a pod into force.
+func (a *Agent) follow(c found, s situation) error {
+	switch {
+	case c.text == "":
+		// A grant is never taken back from a living pod: what was granted stays.
+		return a.again(s)
+	case c.fault != nil:
+		a.refuse(c.uid, c.fault.Error())
+		return a.again(s)
+	case s.holding != nil && reflect.DeepEqual(s.record.Grant, c.grant):
+		a.honour(c.uid)
+		if c.order != nil && !slices.Equal(s.record.Order, c.order) {
+			// It was taken from the runtime's word, which doesn't tell init
+			// containers from others.
+			return a.reorder(c)
+		}
+		return a.again(s)
+	}
+	return a.take(c)
+}
+
+// again prepares what is in force but not in place, after a fault.
+func (a *Agent) again(s situation) error {
+	if s.holding == nil || s.prepared {
+		return nil
+	}
+	return a.putInPlace(s.record)
+}
+
+// reorder corrects what a record says of the kinds of containers.
+func (a *Agent) reorder(c found) error {
+	a.mu.Lock()
+	h := a.held[c.uid]
+	h.Order = c.order
+	r := h.record
+	a.mu.Unlock()
+	if err := a.journal.write(r); err != nil {
+		return err
+	}
+	return a.putInPlace(r)
+}
+
+// take checks a new grant, books it, and puts it in place.
+func (a *Agent) take(c found) error {
+	a.mu.Lock()
+	inForce := a.held[c.uid]
+	n := node{name: a.Node, cards: a.hardware.cards(), held: map[string]record{}}
+	for uid, h := range a.held {
+		n.held[uid] = h.record
+	}
+	err := n.admit(c.candidate)
+	if err == nil && inForce != nil {
+		a.mu.Unlock()
+		// Reading usage is I/O, so it happens without the lock; nobody else
+		// works on this pod.
+		err = a.fits(inForce.Grant, c.grant)
+		a.mu.Lock()
+	}
+	if err != nil {
+		a.mu.Unlock()
+		if !a.hardwareReady() {
+			// Without cards nothing can be judged. This isn't the grant's fault.
+			return fmt.Errorf("the cards aren't known yet: %w", err)
+		}
+		a.refuse(c.uid, err.Error())
+		return nil
+	}
+	r := record{Version: recordVersion, State: stateHeld, Namespace: c.namespace, Pod: c.name, Grant: c.grant, Order: c.order}
+	if r.Order == nil {
+		for _, name := range slices.Sorted(maps.Keys(c.grant.Containers)) {
+			r.Order = append(r.Order, podContainer{Name: name})
+		}
+	}
+	// Booked before it is written, so that a grant that is checked meanwhile
+	// sees it. A resize keeps the old amounts until the new ones are in place,
+	// where those are larger.
+	next := &holding{record: r, used: map[string]bool{}}
+	if inForce != nil {
+		next.used, next.tallies, next.prepared = inForce.used, inForce.tallies, inForce.prepared
+	}
+	a.held[c.uid] = next
+	delete(a.refused, c.uid)
+	a.mu.Unlock()
+
+	a.stepped("journal-hold")
+	if err := a.journal.write(r); err != nil {
+		a.mu.Lock()
+		if inForce != nil {
+			a.held[c.uid] = inForce
+		} else {
+			delete(a.held, c.uid)
+		}
+		a.mu.Unlock()
+		return err
+	}
+	a.stepped("journal-held")
+	return a.putInPlace(r)
+}
+
+// fits says whether what a pod uses fits a smaller grant: memory that is in
+// use can't be taken away.
+func (a *Agent) fits(old, new api.Grant) error {
+	for name, cards := range new.Containers {
+		before := old.Containers[name]
+		for i, c := range cards {
+			if i >= len(before) || c.MemMiB >= before[i].MemMiB {
+				continue
+			}
+			u, err := region.ReadUsage(a.files.usage(old.UID, name), len(cards))
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if used := u.Total(i).UsedBytes; used > uint64(c.MemMiB)<<20 {
+				return fmt.Errorf("the grant of generation %d leaves container %s %d MiB of card %s, %d are in use", new.Generation, name, c.MemMiB, c.Card, (used+api.MiB-1)/api.MiB)
+			}
+		}
+	}
+	return nil
+}
+
+// putInPlace makes the files of a record and tells everyone.
+func (a *Agent) putInPlace(r record) error {
+	if err := a.prepareFiles(r); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	if h := a.held[r.Grant.UID]; h != nil {
+		h.prepared = true
+	}
+	a.wake()
+	a.mu.Unlock()
+	a.Log.Info("slices prepared", "pod", r.Namespace+"/"+r.Pod, "uid", r.Grant.UID, "generation", r.Grant.Generation, "containers", len(r.Grant.Containers))
+	a.report()
+	return nil
+}
+
+// prepareFiles makes the files of all shares of a record.
+func (a *Agent) prepareFiles(r record) error {
+	for _, name := range slices.Sorted(maps.Keys(r.Grant.Containers)) {
+		cards := r.Grant.Containers[name]
+		if cards[0].Mode != api.ModeVGPU {
+			continue // whole cards need no files
+		}
+		a.stepped("files-prepare")
+		if err := a.files.prepare(r.Grant.UID, name, cards); err != nil {
+			return err
+		}
+		a.stepped("files-prepared")
+	}
+	return nil
+}
+
+// release clears a pod's slices and forgets it. It takes up where an earlier
+// try ended.
+func (a *Agent) release(r record) error {
+	uid := r.Grant.UID
+	if r.State != stateReleasing {
+		r.State = stateReleasing
+		a.stepped("journal-release")
+		if err := a.journal.write(r); err != nil {
+			return err
+		}
+		a.stepped("journal-releasing")
+		a.mu.Lock()
+		if h := a.held[uid]; h != nil {
+			h.State, h.prepared = stateReleasing, false
+		}
+		a.mu.Unlock()
+	}
+	a.stepped("files-clear")
+	if err := a.files.clear(uid); err != nil {
+		return err
+	}
+	a.stepped("files-cleared")
+	if err := a.journal.remove(uid); err != nil {
+		return err
+	}
+	a.stepped("journal-removed")
+	a.mu.Lock()
+	delete(a.held, uid)
+	a.mu.Unlock()
+	a.forget(uid)
+	a.Log.Info("slices released", "pod", r.Namespace+"/"+r.Pod, "uid", uid)
+	a.report()
+	return nil
+}
+
+// forget drops what is remembered of a pod that has no slices.
+func (a *Agent) forget(uid string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.refused, uid)
+	if _, ok := a.pods[uid]; !ok {
+		delete(a.sandboxes, uid)
+	}
+}
+
+// refuse notes why a grant isn't honoured and says so on the pod, once.
+func (a *Agent) refuse(uid, reason string) {
+	a.mu.Lock()
+	said := a.refused[uid] == reason
+	a.refused[uid] = reason
+	p := a.pods[uid]
+	a.wake()
+	a.mu.Unlock()
+	if said {
+		return
+	}
+	a.Log.Warn("grant refused", "pod", p.namespace+"/"+p.name, "uid", uid, "reason", reason)
+	a.event(p, corev1.EventTypeWarning, reasonGrantRefused, reason)
+}
+
+// honour forgets an earlier refusal.
+func (a *Agent) honour(uid string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.refused, uid)
+}
+
+// followSandbox serves a pod that only the runtime knows of. Either the watch
+// is a moment behind the kubelet's, or the API server is away; only then may
+// the annotations of the sandbox stand for the pod's.
+func (a *Agent) followSandbox(ctx context.Context, uid string, s situation) error {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	p, err := a.Pods.CoreV1().Pods(s.sandbox.namespace).Get(ctx, s.sandbox.name, metav1.GetOptions{})
+	switch {
+	case err == nil && p.UID == types.UID(uid):
+		a.podChanged(p)
+		return nil
+	case err == nil || apierrors.IsNotFound(err):
+		// It is gone already: its containers are about to be as well.
+		a.mu.Lock()
+		delete(a.sandboxes, uid)
+		a.mu.Unlock()
+		return nil
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		return fmt.Errorf("look up pod %s/%s: %w", s.sandbox.namespace, s.sandbox.name, err)
+	}
+	a.Log.Warn("the API server is away; serving a pod by what the runtime says of it", "pod", s.sandbox.namespace+"/"+s.sandbox.name, "error", err)
+	return a.follow(s.sandbox.found(uid), s)
+}

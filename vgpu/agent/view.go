@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"sort"
+	"time"
+
+	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+// View is the node at one moment, for metrics and people.
+type View struct {
+	Node          string
+	DriverVersion string
+	Software      bool
+	// LinkedSince is zero while the hook's link is down.
+	LinkedSince time.Time
+	Unadjusted  int
+	// Refused counts the pods whose grant isn't honoured.
+	Refused int
+	// Records is the length of the journal.
+	Records int
+	Cards   []CardView
+	Slices  []SliceView
+}
+
+// CardView is one card.
+type CardView struct {
+	gpu.Card
+	// Sample is what is on the card; Fault says why there is none.
+	Sample gpu.Sample
+	Fault  string
+	// GrantedMiB and GrantedCores are what slices hold; Whole is true for a
+	// card that one pod holds.
+	GrantedMiB   int64
+	GrantedCores int
+	Whole        bool
+}
+
+// SliceView is one container's share of one card.
+type SliceView struct {
+	PodUID, Namespace, Pod, Container string
+	Card                              string
+	Mode                              string
+	LimitBytes                        uint64
+	Cores                             int
+	Active                            bool
+	// Usage is what the container says of itself now; Refusals and PeakBytes
+	// are over the life of the slice, and since the agent started.
+	Usage     region.CardUsage
+	Refusals  uint64
+	PeakBytes uint64
+	Processes int
+	// Damaged says that the container changed its usage file.
+	Damaged bool
+}
+
+// View reads the node. It asks the driver and reads usage files, so it takes
+// some milliseconds; callers keep it for a while.
+func (a *Agent) View() View {
+	status := a.status()
+	a.mu.Lock()
+	door := a.hardware.door
+	v := View{
+		Node: a.Node, DriverVersion: status.DriverVersion, Software: a.Software,
+		LinkedSince: a.linkedSince, Unadjusted: int(status.UnadjustedContainers),
+		Refused: len(a.refused), Records: len(a.held),
+	}
+	granted := map[string]amount{}
+	for _, h := range a.held {
+		for card, am := range peaks(h.Grant, h.Order) {
+			granted[card] = granted[card].plus(am)
+		}
+	}
+	cards := append([]gpu.Card{}, a.hardware.inventory.Cards...)
+	positions := map[[2]string][]string{}
+	for uid, h := range a.held {
+		for name, cs := range h.Grant.Containers {
+			for _, c := range cs {
+				positions[[2]string{uid, name}] = append(positions[[2]string{uid, name}], c.Card)
+			}
+		}
+	}
+	a.mu.Unlock()
+
+	for _, c := range cards {
+		am := granted[c.UUID]
+		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault}
+		if am.whole {
+			cv.GrantedMiB, cv.GrantedCores = c.MemoryMiB(), 100
+		}
+		if cv.Fault == "" && door != nil {
+			var err error
+			if cv.Sample, err = door.Sample(c.UUID); err != nil {
+				cv.Fault = err.Error()
+			}
+		}
+		v.Cards = append(v.Cards, cv)
+	}
+	for _, c := range status.Cards {
+		for _, s := range c.Slices {
+			sv := SliceView{
+				PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container,
+				Card: c.UUID, Mode: s.Mode, LimitBytes: uint64(s.MemMiB) << 20, Cores: int(s.Cores),
+				Active: s.State == "active",
+			}
+			if s.MemMiB > 0 {
+				a.readUsage(&sv, positions[[2]string{s.PodUID, s.Container}])
+			}
+			v.Slices = append(v.Slices, sv)
+		}
+	}
+	sort.Slice(v.Slices, func(i, j int) bool {
+		x, y := v.Slices[i], v.Slices[j]
+		if x.Card != y.Card {
+			return x.Card < y.Card
+		}
+		return x.PodUID < y.PodUID || x.PodUID == y.PodUID && x.Container < y.Container
+	})
+	return v
+}
+
+// readUsage fills in what a container says of itself on one of its cards.
+func (a *Agent) readUsage(s *SliceView, cards []string) {
+	u, err := region.ReadUsage(a.files.usage(s.PodUID, s.Container), max(len(cards), 1))
+	if err != nil {
+		return
+	}
+	s.Damaged = u.Damage != 0
+	for i, c := range cards {
+		if c != s.Card {
+			continue
+		}
+		s.Usage = u.Total(i)
+		for _, slot := range u.Slots {
+			if slot.State == region.SlotLive {
+				s.Processes++
+			}
+		}
+		a.mu.Lock()
+		if h := a.held[s.PodUID]; h != nil && i < len(h.tallies[s.Container]) {
+			t := h.tallies[s.Container][i]
+			s.Refusals, s.PeakBytes = t.refusals, t.peakBytes
+		}
+		a.mu.Unlock()
+	}
+}
