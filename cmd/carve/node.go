@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/gpunodes"
+	"github.com/carve-gpu/carve/deviceplugin"
+	"github.com/carve-gpu/carve/monitor"
+	nrihook "github.com/carve-gpu/carve/nri-hook"
+	"github.com/carve-gpu/carve/vgpu/agent"
+	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/gpu/nvml"
+)
+
+// nodeOptions are the flags of `carve node`.
+type nodeOptions struct {
+	node, kubeconfig              string
+	hostRoot, driverRoot, devRoot string
+	runDir, stateDir, libDir      string
+	nriSocket, kubeletDir         string
+	metricsAddr                   string
+	slotsPerCard                  int
+	softwareGPU, keepUnadjusted   bool
+	logLevel, logFormat           string
+}
+
+// nodeEnvPrefix precedes a flag's name in the environment: CARVE_NODE_RUN_DIR
+// for --run-dir. It is how a ConfigMap reaches the DaemonSet.
+const nodeEnvPrefix = "CARVE_NODE_"
+
+func newNodeCommand() *cobra.Command {
+	var o nodeOptions
+	cmd := &cobra.Command{
+		Use:   "node",
+		Short: "Make slices real on this node",
+		Long: `Make slices real on this node.
+
+One process per GPU node, run by a DaemonSet: privileged, in the node's PID
+namespace, with --run-dir mounted from the node with propagation in both
+directions. It reads the cards, registers slots with the kubelet, hooks into
+the container runtime by NRI, prepares what was granted to pods, and reports it
+in the node's GPUNode object.
+
+Every flag can be set in the environment as CARVE_NODE_<FLAG>, for example
+CARVE_NODE_DRIVER_ROOT; the command line wins.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flagsFromEnvironment(cmd.Flags(), nodeEnvPrefix, os.LookupEnv); err != nil {
+				return usagef(cmd, "%w", err)
+			}
+			if o.node == "" {
+				o.node = os.Getenv("NODE_NAME")
+			}
+			if o.node == "" {
+				return usagef(cmd, "--node-name is missing (or set NODE_NAME)")
+			}
+			if o.slotsPerCard < 1 || o.slotsPerCard > 256 {
+				return usagef(cmd, "--slots-per-card %d: allowed are 1 to 256", o.slotsPerCard)
+			}
+			log, err := newLogger(o.logFormat, o.logLevel)
+			if err != nil {
+				return usagef(cmd, "%w", err)
+			}
+			return runNode(cmd.Context(), o, log)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.node, "node-name", "", "name of this node (default $NODE_NAME)")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; the pod's service account by default")
+	f.StringVar(&o.hostRoot, "host-root", "", "where this process sees the node's root file system; empty if it sees it as its own")
+	f.StringVar(&o.driverRoot, "driver-root", "/", "root directory of the NVIDIA driver, as the node sees it")
+	f.StringVar(&o.devRoot, "dev-root", "", "directory with dev/nvidia…, as the node sees it (default: the driver root)")
+	f.StringVar(&o.runDir, "run-dir", "/run/carve", "files of slices; the node must see it under the same path")
+	f.StringVar(&o.stateDir, "state-dir", "/var/lib/carve", "journal and libraries; the node must see it under the same path")
+	f.StringVar(&o.libDir, "lib-dir", "/usr/lib/carve/node", "where libcarve-cuda.so, libcarve-nvml.so and carve-hook were installed")
+	f.StringVar(&o.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's directory")
+	f.StringVar(&o.metricsAddr, "metrics-addr", ":9410", "address of metrics and health, HTTP; empty for none")
+	f.IntVar(&o.slotsPerCard, "slots-per-card", api.SlotsPerCard, "how many containers may share a card, where the node's GPUNode doesn't say")
+	f.BoolVar(&o.softwareGPU, "software-gpu", false, "the driver root is the software GPU's: a test instrument, no card is used")
+	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, instead of stopping them so that they start again")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	return cmd
+}
+
+// flagsFromEnvironment sets the flags that the command line left alone.
+func flagsFromEnvironment(flags *pflag.FlagSet, prefix string, lookup func(string) (string, bool)) error {
+	var problems []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed {
+			return
+		}
+		name := prefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		v, ok := lookup(name)
+		if !ok {
+			return
+		}
+		if err := flags.Set(f.Name, v); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", name, err))
+		}
+	})
+	return errors.Join(problems...)
+}
+
+// checkRoot makes sure that the software GPU is used when told so, and never
+// else.
+func checkRoot(root gpu.Root, software bool) error {
+	is, err := root.Software()
+	switch {
+	case err != nil:
+		return err
+	case software && !is:
+		return fmt.Errorf("--software-gpu: driver root %s isn't one of the software GPU", root.Path)
+	case !software && is:
+		return fmt.Errorf("driver root %s is the software GPU's, a test instrument: give --software-gpu to use it", root.Path)
+	}
+	return nil
+}
+
+func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
+	root := gpu.Root{Path: o.driverRoot, DevPath: o.devRoot, HostRoot: o.hostRoot}
+	if err := checkRoot(root, o.softwareGPU); err != nil {
+		return err
+	}
+	if o.softwareGPU {
+		log.Warn("cards of this node are software, a test instrument", "driver-root", o.driverRoot)
+	}
+	config, err := clusterConfig(o.kubeconfig, "")
+	if err != nil {
+		return err
+	}
+	pods, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("reach the API server: %w", err)
+	}
+	reports, err := gpunodes.New(config)
+	if err != nil {
+		return err
+	}
+	n := &node{version: version}
+	n.agent, err = agent.New(ctx, agent.Config{
+		Node: o.node, RunDir: o.runDir, StateDir: o.stateDir, LibDir: o.libDir,
+		Root: root, Software: o.softwareGPU,
+		OpenHardware:   func() (agent.Hardware, error) { return nvml.Open(root, log) },
+		Pods:           pods,
+		Reports:        reports,
+		SlotsPerCard:   o.slotsPerCard,
+		StopUnadjusted: !o.keepUnadjusted,
+		Version:        buildVersion(),
+		Log:            log,
+		SlotsChanged:   n.slotsChanged,
+	})
+	if err != nil {
+		return err
+	}
+	n.setPlugin(deviceplugin.New(deviceplugin.Config{KubeletDir: o.kubeletDir, Slices: n.agent, Log: log}))
+	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent}, Log: log})
+
+	// The parts live or die apart: one that ends is started again, and none of
+	// them takes the others along.
+	var parts sync.WaitGroup
+	for _, part := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"hook", link.Run},
+		{"device plugin", n.plugin.Run},
+		{"agent", n.agent.Run},
+		{"monitor", func(ctx context.Context) error {
+			return serveHTTP(ctx, o.metricsAddr, monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready}))
+		}},
+	} {
+		parts.Go(func() { keepRunning(ctx, part.name, part.run, log) })
+	}
+	parts.Wait()
+	log.Info("stopped")
+	return nil
+}
+
+// keepRunning runs a part again after a pause whenever it ends before ctx does.
+func keepRunning(ctx context.Context, name string, run func(context.Context) error, log *slog.Logger) {
+	const pause = 2 * time.Second
+	for ctx.Err() == nil {
+		if err := run(ctx); err != nil && ctx.Err() == nil {
+			log.Error("a part failed and is started again", "part", name, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// serveHTTP serves until ctx ends.
+func serveHTTP(ctx context.Context, address string, h http.Handler) error {
+	if address == "" {
+		<-ctx.Done()
+		return nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("serve metrics and health: %w", err)
+	}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	stopped := context.AfterFunc(ctx, func() { s.Close() })
+	defer stopped()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics and health: %w", err)
+	}
+	return nil
+}
+
+// node joins the rooms of this process.
+type node struct {
+	version string
+	agent   *agent.Agent
+	plugin  *deviceplugin.Plugin
+	slots   int
+	mu      sync.Mutex
+}
+
+// slotsChanged may be called before the plugin is there.
+func (n *node) slotsChanged(slots int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.slots = slots
+	if n.plugin != nil {
+		n.plugin.SetSlots(slots)
+	}
+}
+
+func (n *node) setPlugin(p *deviceplugin.Plugin) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.plugin = p
+	p.SetSlots(n.slots)
+}
+
+// View reads the node for the monitor.
+func (n *node) View() monitor.View {
+	v := n.agent.View()
+	out := monitor.View{
+		Version: n.version, DriverVersion: v.DriverVersion, Software: v.Software,
+		LinkedSince: v.LinkedSince, KubeletConnected: n.plugin.Connected(),
+		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records,
+	}
+	for _, c := range v.Cards {
+		out.Cards = append(out.Cards, monitor.Card{
+			Card: c.Card, Sample: c.Sample, Fault: c.Fault,
+			GrantedBytes: uint64(c.GrantedMiB) << 20, GrantedCores: c.GrantedCores,
+		})
+	}
+	for _, s := range v.Slices {
+		out.Slices = append(out.Slices, monitor.Slice{
+			Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active,
+			LimitBytes: s.LimitBytes, UsedBytes: s.Usage.UsedBytes, PeakBytes: s.PeakBytes,
+			Refusals: s.Refusals, Cores: s.Cores, Processes: s.Processes,
+		})
+	}
+	return out
+}
+
+// hookState shows the agent to the hook.
+type hookState struct{ agent *agent.Agent }
+
+func runtimeContainer(c nrihook.Container) agent.RuntimeContainer {
+	return agent.RuntimeContainer{
+		ID: c.ID, PodUID: c.PodUID, Name: c.Name,
+		Asked: c.AskedForCards(), Adjusted: c.Mark() != "", HostPID: c.HostPID,
+	}
+}
+
+func (s hookState) Slice(c nrihook.Container) (*nrihook.Slice, error) {
+	p, err := s.agent.Slice(runtimeContainer(c))
+	if p == nil {
+		return nil, err
+	}
+	return &nrihook.Slice{
+		PodUID: p.PodUID, Container: p.Container, Generation: p.Generation,
+		Cards: p.Cards, LimitsPath: p.LimitsPath, UsagePath: p.UsagePath,
+	}, nil
+}
+
+func (s hookState) Driver() nrihook.Driver {
+	d := s.agent.Driver()
+	return nrihook.Driver{
+		Files: d.Files, Control: d.Control,
+		FrontCUDA: d.FrontCUDA, FrontNVML: d.FrontNVML, Hook: d.Hook,
+		SoftwareState: d.SoftwareState,
+	}
+}
+
+func (s hookState) Adjusted(c nrihook.Container, _ nrihook.Slice) {
+	s.agent.Adjusted(runtimeContainer(c))
+}
+func (s hookState) Ungranted(c nrihook.Container) { s.agent.Ungranted(c.PodUID, c.Name) }
+func (s hookState) Starting(c nrihook.Container) error {
+	return s.agent.Starting(c.ID)
+}
+func (s hookState) Exited(c nrihook.Container) { s.agent.Exited(c.ID) }
+func (s hookState) SandboxStarted(uid, namespace, name string, annotations map[string]string) {
+	s.agent.SandboxStarted(uid, namespace, name, annotations)
+}
+func (s hookState) Synchronize(list []nrihook.Container) {
+	out := make([]agent.RuntimeContainer, len(list))
+	for i, c := range list {
+		out[i] = runtimeContainer(c)
+	}
+	s.agent.Synchronize(out)
+}
+func (s hookState) LinkChanged(up bool) { s.agent.LinkChanged(up) }
