@@ -49,14 +49,29 @@ func Base(base *Layer) Image {
 	}
 }
 
+// CarveFiles are the built files of the product's image.
+type CarveFiles struct {
+	// Carve is the carve binary, Hook the static OCI hook, CUDA and NVML the front
+	// libraries.
+	Carve, Hook, CUDA, NVML string
+}
+
+// carveLibraries is where `carve node` looks for what it installs on the node
+// (its --lib-dir).
+const carveLibraries = "/usr/lib/carve/node"
+
 // Carve is the product's image: the carve binary with the libraries that it
-// needs, and the static hook, over base.
-func Carve(base *Layer, carve, hook string) (Image, error) {
-	m, err := Program("localhost/carve:dev", base, carve)
+// needs over base, and what it installs on nodes. The front libraries come
+// alone: what they need belongs to the containers that load them.
+func Carve(base *Layer, files CarveFiles) (Image, error) {
+	m, err := Program("localhost/carve:dev", base, files.Carve)
 	if err != nil {
 		return Image{}, err
 	}
-	m.Layers[len(m.Layers)-1].File("/usr/bin/carve-hook", hook, 0o755)
+	m.Layers = append(m.Layers, new(Layer).
+		File(carveLibraries+"/carve-hook", files.Hook, 0o755).
+		File(carveLibraries+"/libcarve-cuda.so", files.CUDA, 0o755).
+		File(carveLibraries+"/libcarve-nvml.so", files.NVML, 0o755))
 	return m, nil
 }
 

@@ -75,6 +75,8 @@ func apiserverCommand(c Config) []string {
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + pki + "front-proxy-client.crt", "--proxy-client-key-file=" + pki + "front-proxy-client.key",
 		"--enable-aggregator-routing",
+		// Otherwise a stop waits a minute for clients to end their watches.
+		"--shutdown-watch-termination-grace-period=1s",
 	}
 }
 

@@ -197,8 +197,8 @@ func cgroups(context.Context) *Fault {
 	if err != nil {
 		return &Fault{What: "cgroups: " + err.Error(), Why: "the kubelet and runc put containers into them", Fix: "mount them"}
 	}
-	for _, dir := range all {
-		probe, err := os.MkdirTemp(dir, "carve-preflight")
+	for _, h := range all {
+		probe, err := os.MkdirTemp(h.dir, "carve-preflight")
 		if err != nil {
 			return &Fault{What: "cgroups that can be written: " + err.Error(), Why: "the kubelet and runc put containers into them", Fix: "run where /sys/fs/cgroup is writable (not in an unprivileged container)"}
 		}

@@ -225,28 +225,46 @@ func ipNet(p netip.Prefix) *net.IPNet {
 
 const cgroupMount = "/sys/fs/cgroup"
 
-// hierarchies returns the folders in which a lab has a cgroup: the one cgroup2
-// hierarchy, or each of version 1.
-func hierarchies() ([]string, error) {
-	var fsInfo unix.Statfs_t
-	if err := unix.Statfs(cgroupMount, &fsInfo); err != nil {
+// hierarchy is the root of a mounted cgroup hierarchy.
+type hierarchy struct {
+	dir string
+	// unused: the cgroup2 hierarchy beside those of version 1. The kubelet wants
+	// nothing there, but runc makes its groups in it too.
+	unused bool
+}
+
+// hierarchies returns the one cgroup2 hierarchy, or each of version 1 and the
+// cgroup2 one beside them.
+func hierarchies() ([]hierarchy, error) {
+	var root unix.Statfs_t
+	if err := unix.Statfs(cgroupMount, &root); err != nil {
 		return nil, fmt.Errorf("find the cgroup hierarchies in %s: %w", cgroupMount, err)
 	}
-	if fsInfo.Type == unix.CGROUP2_SUPER_MAGIC {
-		return []string{cgroupMount}, nil
+	if root.Type == unix.CGROUP2_SUPER_MAGIC {
+		return []hierarchy{{dir: cgroupMount}}, nil
 	}
 	entries, err := os.ReadDir(cgroupMount)
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroup hierarchies: %w", err)
 	}
-	var all []string
+	var all []hierarchy
+	used := false
 	for _, e := range entries {
-		dir := filepath.Join(cgroupMount, e.Name())
-		if e.IsDir() && unix.Statfs(dir, &fsInfo) == nil && fsInfo.Type == unix.CGROUP_SUPER_MAGIC {
-			all = append(all, dir)
+		h := hierarchy{dir: filepath.Join(cgroupMount, e.Name())}
+		var at unix.Statfs_t
+		if !e.IsDir() || unix.Statfs(h.dir, &at) != nil {
+			continue // cpu,cpuacct and the like are links
+		}
+		switch at.Type {
+		case unix.CGROUP_SUPER_MAGIC:
+			used = true
+			all = append(all, h)
+		case unix.CGROUP2_SUPER_MAGIC:
+			h.unused = true
+			all = append(all, h)
 		}
 	}
-	if len(all) == 0 {
+	if !used {
 		return nil, fmt.Errorf("find the cgroup hierarchies: none is mounted in %s", cgroupMount)
 	}
 	return all, nil
@@ -259,14 +277,17 @@ func (c Config) makeCgroups() error {
 		return err
 	}
 	for _, h := range all {
-		dir := filepath.Join(h, c.cgroup())
+		if h.unused {
+			continue
+		}
+		dir := filepath.Join(h.dir, c.cgroup())
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("make the lab's cgroup: %w", err)
 		}
 		// In a cpuset of version 1 a new group may use no CPU and no memory node
 		// until told which.
 		for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
-			data, err := os.ReadFile(filepath.Join(h, name))
+			data, err := os.ReadFile(filepath.Join(h.dir, name))
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
@@ -291,7 +312,7 @@ func (c Config) removeCgroups(ctx context.Context) error {
 	defer cancel()
 	for _, h := range all {
 		for {
-			err := removeTree(filepath.Join(h, c.cgroup()))
+			err := removeTree(filepath.Join(h.dir, c.cgroup()))
 			if err == nil {
 				break
 			}

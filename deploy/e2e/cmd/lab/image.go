@@ -36,17 +36,21 @@ func (c *cli) imageImport() *cobra.Command {
 }
 
 func (c *cli) imageCarve() *cobra.Command {
-	var carve, hook, out string
+	var files image.CarveFiles
+	var out string
 	cmd := &cobra.Command{
-		Use: "carve", Short: "Write the carve image from a carve binary and its hook",
+		Use: "carve", Short: "Write the image of carve from its built files",
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return write(cmd.Context(), out, func(base *image.Layer) (image.Image, error) { return image.Carve(base, carve, hook) })
+			return write(cmd.Context(), out, func(base *image.Layer) (image.Image, error) { return image.Carve(base, files) })
 		},
 	}
-	cmd.Flags().StringVar(&carve, "carve", "bin/carve", "the carve binary")
-	cmd.Flags().StringVar(&hook, "hook", "bin/carve-hook", "the OCI hook binary")
-	cmd.Flags().StringVarP(&out, "output", "o", "carve.tar", "file to write")
+	flags := cmd.Flags()
+	flags.StringVar(&files.Carve, "carve", "bin/carve", "the carve binary")
+	flags.StringVar(&files.Hook, "hook", "bin/carve-hook", "the static OCI hook")
+	flags.StringVar(&files.CUDA, "cuda", "vgpu/lib/build/libcarve-cuda.so", "the front of libcuda")
+	flags.StringVar(&files.NVML, "nvml", "vgpu/lib/build/libcarve-nvml.so", "the front of NVML")
+	flags.StringVarP(&out, "output", "o", "carve.tar", "file to write")
 	return cmd
 }
 
