@@ -127,6 +127,10 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 			if w.wakes < maxRepeats {
 				later(w.notBefore)
 			}
+			// Until it was woken in vain the room is as good as taken.
+			if w.wakes == 1 {
+				views[at] = fit.Apply(views[at], w.ask, place)
+			}
 			continue
 		}
 		views[at] = fit.Apply(views[at], w.ask, place)
