@@ -188,7 +188,8 @@ func TestLayerRefuses(t *testing.T) {
 }
 
 func TestTwoEqualLayersAreOneBlob(t *testing.T) {
-	m := Image{Ref: "localhost/x:1", Layers: []*Layer{new(Layer).Bytes("/x", []byte("x"), 0o644), new(Layer).Bytes("/x", []byte("x"), 0o644)}}
+	x := func() *Layer { return new(Layer).Bytes("/x", []byte("x"), 0o644) }
+	m := Image{Ref: "localhost/x:1", Layers: []*Layer{x(), new(Layer).Bytes("/y", nil, 0o644), x()}}
 	seen := map[string]bool{}
 	for _, f := range readTar(t, write(t, m)) {
 		if seen[f.header.Name] {

@@ -1,6 +1,8 @@
 package lab
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -164,5 +166,9 @@ func (c Config) path(elem ...string) string {
 
 func (c Config) program(name string) string { return filepath.Join(c.Programs, name) }
 
-// cgroup is the lab's folder in every cgroup hierarchy.
-func (c Config) cgroup() string { return "carve-lab-" + c.Name }
+// cgroup is the lab's folder in every cgroup hierarchy: named after the lab's
+// own folder, so that it can be found when nothing else is left of the lab.
+func (c Config) cgroup() string {
+	sum := sha256.Sum256([]byte(c.Dir))
+	return "carve-lab-" + hex.EncodeToString(sum[:6])
+}

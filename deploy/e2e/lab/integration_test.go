@@ -553,11 +553,7 @@ func (c cluster) leavesNothing(t *testing.T, settings map[string]string) {
 			t.Errorf("interface %s is left", i.Name)
 		}
 	}
-	groups, err := filepath.Glob(cgroupMount + "/*/" + c.Config().cgroup())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(groups) > 0 {
+	if groups := cgroupsOf(t, c.Config()); len(groups) > 0 {
 		t.Errorf("cgroups are left: %v", groups)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {

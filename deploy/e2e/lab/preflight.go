@@ -228,6 +228,14 @@ func tryNetwork() *Fault {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return &Fault{What: "network namespaces: " + err.Error(), Why: "the lab has a network of its own", Fix: "use a kernel with CONFIG_NET_NS, and CAP_SYS_ADMIN"}
 	}
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err == nil {
+		err = unix.Setns(self, unix.CLONE_NEWUTS)
+		unix.Close(self)
+	}
+	if err != nil {
+		return &Fault{What: "entering namespaces by a pidfd: " + err.Error(), Why: "how a lab is entered", Fix: "use Linux 5.8 or later"}
+	}
 	const fix = "use a kernel with bridge, veth and br_netfilter; as modules: modprobe bridge veth br_netfilter"
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}}
 	if err := netlink.LinkAdd(bridge); err != nil {

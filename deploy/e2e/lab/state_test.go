@@ -120,35 +120,44 @@ func TestLockIsExclusiveAndSurvivesRemovalOfItsFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := make(chan struct{})
-	second := make(chan error, 1)
+	type result struct {
+		unlock func()
+		err    error
+	}
+	second := make(chan result, 1)
 	go func() {
 		unlock, err := lockDir(t.Context(), dir, func() { close(told) })
-		if err == nil {
-			// What it holds must be the folder that is there now.
-			if _, err = os.Stat(dir); err == nil {
-				unlock()
-			}
-		}
-		second <- err
+		second <- result{unlock, err}
 	}()
 	<-told
+	refused := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := lockDir(ctx, dir, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("locked by another, error %v, want the deadline", err)
+		}
+	}
+	refused()
 	select {
 	case <-second:
 		t.Fatal("two hold the lock")
 	case <-time.After(300 * time.Millisecond):
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := lockDir(ctx, dir, nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v, want the deadline", err)
-	}
+	// The folder is another one when the lock becomes free.
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	unlock()
-	if err := <-second; err != nil {
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	unlock()
+	r := <-second
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	refused() // the second holds the folder that is there now
+	r.unlock()
 }
 
 func TestOpenSaysThatThereIsNoLab(t *testing.T) {
@@ -161,6 +170,106 @@ func TestDownOfNothingIsNoError(t *testing.T) {
 	if err := Down(t.Context(), filepath.Join(t.TempDir(), "none"), nil); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestUpRefusesAFolderThatIsNotALabs(t *testing.T) {
+	programs, dir := t.TempDir(), t.TempDir()
+	fakePrograms(t, programs)
+	precious := filepath.Join(dir, "log")
+	if err := os.WriteFile(precious, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Up(t.Context(), Config{Dir: dir, Programs: programs}, nil); err == nil || !strings.Contains(err.Error(), "choose another") {
+		t.Errorf("up: error %v, want a refusal", err)
+	}
+	if err := Down(t.Context(), dir, nil); err != nil {
+		t.Errorf("down: %v", err)
+	}
+	if _, err := os.Stat(precious); err != nil {
+		t.Errorf("somebody's file is gone: %v", err)
+	}
+}
+
+// A start that fails, or is killed, at its first process.
+func TestHalfAStartIsCleanedUp(t *testing.T) {
+	programs, dir := t.TempDir(), filepath.Join(t.TempDir(), "lab")
+	fakePrograms(t, programs)
+	source, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A holder that never was written down: its folder is all that names it.
+	config, err := Config{Dir: dir, Programs: programs}.complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config.program("pause"), []byte("#!/bin/sh\nexec "+source+" 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	holder, err := startHolder(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := config.makeCgroups(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Down(t.Context(), dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	if holder.alive() {
+		t.Error("the holder still runs")
+	}
+	if groups := cgroupsOf(t, config); len(groups) > 0 {
+		t.Errorf("cgroups are left: %v", groups)
+	}
+
+	// Programs that are no programs: Up fails and ends what it began, and says of
+	// which component.
+	if err := os.WriteFile(config.program("etcd"), []byte("#!/bin/sh\necho out of order; exit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config.program("kube-apiserver"), []byte("#!/bin/sh\necho cannot work without etcd; exit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config.program("containerd"), []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second clears away what the first left
+		_, err = Up(t.Context(), Config{Dir: dir, Programs: programs}, nil)
+		if err == nil || !strings.Contains(err.Error(), "apiserver") || !strings.Contains(err.Error(), "cannot work without etcd") {
+			t.Fatalf("error %v, want the component and the end of its log", err)
+		}
+		l, err := Open(dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err := l.Status(); err != nil || s.Running || s.Ready {
+			t.Errorf("after a failed start: %+v, %v", s, err)
+		}
+		if _, err := os.Stat(l.LogFile("apiserver")); err != nil {
+			t.Errorf("the log that the message names is gone: %v", err)
+		}
+	}
+	if err := Down(t.Context(), dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder is left (%v)", err)
+	}
+}
+
+// cgroupsOf returns the lab's cgroups that exist, in whatever hierarchy.
+func cgroupsOf(t *testing.T, c Config) []string {
+	t.Helper()
+	var all []string
+	for _, dir := range []string{cgroupMount, cgroupMount + "/*"} {
+		groups, err := filepath.Glob(filepath.Join(dir, c.cgroup()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, groups...)
+	}
+	return all
 }
 
 func TestTailShortensAndMarks(t *testing.T) {

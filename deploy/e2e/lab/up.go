@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,12 +37,8 @@ func Up(ctx context.Context, config Config, progress *Progress) (*Lab, error) {
 	}
 	defer unlock()
 	l := &Lab{config: c, progress: progress}
-	if err := l.load(); err == nil && l.state.Holder.alive() {
-		return nil, fmt.Errorf("start lab %s in %s: it is running; end it with `lab down`, or give the new one a --name", c.Name, c.Dir)
-	} else if err == nil || !errors.Is(err, ErrNoLab) {
-		if err := l.wipe(ctx); err != nil {
-			return nil, fmt.Errorf("start lab %s: remove what was left of the last one: %w", c.Name, err)
-		}
+	if err := l.clear(ctx); err != nil {
+		return nil, fmt.Errorf("start lab %s in %s: %w", c.Name, c.Dir, err)
 	}
 	// Written before the first process starts, so that Down finds what there is.
 	l.config = c
@@ -62,6 +59,24 @@ func Up(ctx context.Context, config Config, progress *Progress) (*Lab, error) {
 	}
 	progress.Note("lab %s is up after %.1f s: %s", c.Name, time.Since(begin).Seconds(), c.Dir)
 	return l, nil
+}
+
+// clear makes the lab's folder empty, if what is in there is a lab that has ended.
+func (l *Lab) clear(ctx context.Context) error {
+	err := l.load()
+	if errors.Is(err, ErrNoLab) {
+		if files, err := os.ReadDir(l.config.Dir); err != nil || len(files) > 0 {
+			return errors.Join(errors.New("the folder is neither empty nor a lab's: choose another one"), err)
+		}
+		return nil
+	}
+	if err == nil && l.state.Holder.alive() {
+		return errors.New("it is running; end it with `lab down`, or give the new one a --name")
+	}
+	if err := l.wipe(ctx); err != nil {
+		return fmt.Errorf("remove what was left of the last one: %w", err)
+	}
+	return nil
 }
 
 func (l *Lab) start(ctx context.Context) error {
@@ -265,9 +280,10 @@ func Down(ctx context.Context, dir string, progress *Progress) error {
 	if err != nil {
 		return err
 	}
+	l := &Lab{config: Config{Dir: dir}, progress: progress}
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		// Even so a holder may be left, should the folder have been removed by hand.
-		if err := endHolders(ctx, dir); err != nil {
+		// Even so something may be left, should the folder have been removed by hand.
+		if err := l.endAll(ctx); err != nil {
 			return fmt.Errorf("end lab %s: %w", dir, err)
 		}
 		progress.Note("no lab in %s", dir)
@@ -278,12 +294,26 @@ func Down(ctx context.Context, dir string, progress *Progress) error {
 		return fmt.Errorf("end lab %s: %w", dir, err)
 	}
 	defer unlock()
-	l := &Lab{config: Config{Dir: dir}, progress: progress}
-	if err := l.load(); err != nil {
+	err = l.load()
+	if err != nil && !errors.Is(err, ErrNoLab) {
 		return fmt.Errorf("end lab: %w", err)
 	}
-	l.config = l.state.Config
-	return progress.step("lab "+l.config.Name+" ended", nil, func() error { return l.wipe(ctx) })
+	found := err == nil
+	return progress.step("lab in "+dir+" ended", nil, func() error {
+		if !found {
+			// The lab's files are not looked for: who knows whose they are.
+			err = l.endAll(ctx)
+		} else {
+			err = l.wipe(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("end lab %s: %w", dir, err)
+		}
+		if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+			return fmt.Errorf("end lab: remove its folder: %w", err)
+		}
+		return nil
+	})
 }
 
 // Down ends this lab; see the function Down.
@@ -302,27 +332,19 @@ func (l *Lab) endAll(ctx context.Context) error {
 	if err := endHolders(ctx, l.config.Dir); err != nil {
 		return err
 	}
-	if l.config.Name == "" {
-		return nil
-	}
 	return l.config.removeCgroups(ctx)
 }
 
-// wipe ends all and removes the lab's folder; of that only what a lab makes.
+// wipe ends all and removes what a lab makes in its folder.
 func (l *Lab) wipe(ctx context.Context) error {
-	if l.state.Config.Name != "" {
-		l.config = l.state.Config
-	}
 	if err := l.endAll(ctx); err != nil {
 		return err
 	}
+	// The state last: without it the rest would not be taken for a lab's.
 	for _, name := range append(boundSources(), "overlay", "images", "log", stateFile+".new", stateFile) {
 		if err := os.RemoveAll(l.config.path(name)); err != nil {
-			return fmt.Errorf("remove the lab's folder: %w", err)
+			return fmt.Errorf("remove the lab's files: %w", err)
 		}
-	}
-	if err := os.Remove(l.config.Dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-		return fmt.Errorf("remove the lab's folder: %w", err)
 	}
 	return nil
 }
@@ -336,7 +358,7 @@ func endHolders(ctx context.Context, dir string) error {
 	}
 	for _, entry := range processes {
 		environment, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
-		if err != nil || string(environment) != labVariable+"="+dir+"\x00" {
+		if err != nil || !slices.Contains(strings.Split(string(environment), "\x00"), labVariable+"="+dir) {
 			continue
 		}
 		var pid int
