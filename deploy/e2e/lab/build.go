@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/mod/modfile"
 )
@@ -119,6 +120,7 @@ func Build(ctx context.Context, module string, progress *Progress) (string, erro
 		return "", err
 	}
 	if checkPrograms(dir) == nil {
+		markUsed(dir)
 		return dir, nil
 	}
 	unlock, err := lockDir(ctx, dir+".lock", func() { progress.Note("waiting for another process that builds %s", dir) })
@@ -132,7 +134,35 @@ func Build(ctx context.Context, module string, progress *Progress) (string, erro
 	if err := build(ctx, module, dir, progress); err != nil {
 		return "", fmt.Errorf("build the lab's programs: %w", err)
 	}
+	removeUnused(filepath.Dir(dir), time.Now())
 	return dir, nil
+}
+
+// unusedAfter is how long a build is kept that no call of Build returned: each
+// is 300 MiB.
+const unusedAfter = 30 * 24 * time.Hour
+
+// markUsed notes the time of use as the folder's modification time. That it is
+// not noted, in a cache that can't be written, harms nobody.
+func markUsed(dir string) { _ = os.Chtimes(dir, time.Time{}, time.Now()) }
+
+var buildName = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+// removeUnused removes builds of other versions. It is a courtesy: what can't
+// be removed stays.
+func removeUnused(root string, now time.Time) {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !e.IsDir() || !buildName.MatchString(e.Name()) || now.Sub(info.ModTime()) < unusedAfter {
+			continue
+		}
+		_ = os.RemoveAll(filepath.Join(root, e.Name()))
+		_ = os.RemoveAll(filepath.Join(root, e.Name()+".lock"))
+	}
 }
 
 // ProgramsDir returns where Build puts the programs.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // fakePrograms fills dir with files that look like a finished build.
@@ -147,5 +148,26 @@ func TestFindModuleFromAboveAndBelow(t *testing.T) {
 	}
 	if _, err := FindModule(t.TempDir()); err == nil {
 		t.Error("found in an empty folder")
+	}
+}
+
+func TestOnlyLongUnusedBuildsAreRemoved(t *testing.T) {
+	root := t.TempDir()
+	for name, age := range map[string]time.Duration{
+		"0123456789abcdef": 31 * 24 * time.Hour, "fedcba9876543210": 29 * 24 * time.Hour, "somebody-elses": 400 * 24 * time.Hour,
+	} {
+		dir := filepath.Join(root, name)
+		fakePrograms(t, dir)
+		if err := os.Chtimes(dir, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removeUnused(root, time.Now())
+	left, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(left) != 2 || left[0].Name() != "fedcba9876543210" || left[1].Name() != "somebody-elses" {
+		t.Errorf("left are %v", left)
 	}
 }

@@ -184,8 +184,8 @@ func (l *Lab) launch(c component) (process, error) {
 
 // await waits until the component is ready. It fails early when the process
 // ends; the error then holds the end of its log.
-func (l *Lab) await(ctx context.Context, c component, p process) error {
-	ctx, cancel := within(ctx, 90*time.Second)
+func (l *Lab) await(outer context.Context, c component, p process) error {
+	ctx, cancel := within(outer, 90*time.Second)
 	defer cancel()
 	for {
 		ended := !p.alive()
@@ -195,6 +195,8 @@ func (l *Lab) await(ctx context.Context, c component, p process) error {
 			return nil
 		case ended:
 			return l.failure(c.name, errors.New("the process ended"))
+		case outer.Err() != nil:
+			return fmt.Errorf("%s: %w", c.name, context.Cause(outer)) // nothing is wrong with it
 		case ctx.Err() != nil:
 			return l.failure(c.name, fmt.Errorf("not ready: %w: %w", context.Cause(ctx), err))
 		}

@@ -146,10 +146,11 @@ func (l *Lab) start(ctx context.Context) error {
 			if err := launched.run(ctx, "kubelet"); err != nil {
 				return err
 			}
-			if err := l.nodeReady(ctx); err != nil {
+			err := l.nodeReady(ctx)
+			if err != nil && ctx.Err() == nil {
 				return l.failure("kubelet", err)
 			}
-			return nil
+			return err
 		})
 	})
 	err = group.Wait()
