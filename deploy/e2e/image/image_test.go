@@ -233,4 +233,13 @@ func TestCarveImageHasWhatTheAgentInstalls(t *testing.T) {
 	if _, ok := got["usr/bin/carve"]; !ok {
 		t.Error("there is no /usr/bin/carve")
 	}
+	libraries := map[string]bool{}
+	for name := range got {
+		libraries[filepath.Base(name)] = true
+	}
+	for _, want := range append([]string{"libc.so.6"}, libc...) {
+		if !libraries[want] {
+			t.Errorf("%s is missing", want)
+		}
+	}
 }

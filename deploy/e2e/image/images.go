@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 )
 
 // searchedPath is the PATH of every image that has a shell.
@@ -75,10 +76,23 @@ func Carve(base *Layer, files CarveFiles) (Image, error) {
 	return m, nil
 }
 
+// libc are the libraries of Debian's libc6 besides libc itself. Every image with
+// glibc has them, so what is brought into a container later, such as a driver's
+// library, may need them without the program doing so.
+var libc = []string{"libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
+
 // Program is an image of one program, which becomes its entrypoint at
-// /usr/bin/<its file name>, with the libraries that it needs over base, and
-// with extra libraries that it opens only later.
+// /usr/bin/<its file name>, over base. A dynamic program comes with the
+// libraries that it needs, all of libc's, and extra ones that it opens only
+// later.
 func Program(ref string, base *Layer, program string, extra ...string) (Image, error) {
+	needed, err := Needed(program)
+	if err != nil {
+		return Image{}, fmt.Errorf("image %s: %w", ref, err)
+	}
+	if len(needed) > 0 {
+		extra = append(slices.Clone(libc), extra...)
+	}
 	name := "/usr/bin/" + filepath.Base(program)
 	l := new(Layer)
 	if err := l.DynamicProgram(name, program, extra...); err != nil {
