@@ -4,9 +4,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VERSION ?= dev
-# -buildvcs is off so that the same sources give the same binary, wherever
-# they lie.
-GOBUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+# The same flags everywhere: the same sources give the same binary wherever they
+# lie, and each package is compiled once, for builds, tests and the lab alike.
+export GOFLAGS := -trimpath -buildvcs=false
+GOBUILD := go build -ldflags '-s -w -X main.version=$(VERSION)'
 BIN := bin
 E2E := deploy/e2e
 LAB := $(CURDIR)/$(BIN)/lab
@@ -40,9 +41,9 @@ $(BIN)/carve-hook: FORCE
 $(BIN)/kubectl-carve: $(BIN)/carve
 	@ln -sf carve $@
 
-$(BIN)/lab: FORCE
+$(BIN)/lab $(BIN)/demo $(BIN)/benchnode: FORCE
 	@mkdir -p $(BIN)
-	cd $(E2E) && go build -buildvcs=false -o $@ ./cmd/lab
+	cd $(E2E) && CGO_ENABLED=0 go build -o $(CURDIR)/$@ ./cmd/$(@F)
 
 .PHONY: preflight
 preflight: $(BIN)/lab ## name what this machine lacks, and install the Debian packages that it may
@@ -63,7 +64,7 @@ test-go: native ## tests of the Go packages
 .PHONY: test-e2e
 test-e2e: build $(BIN)/lab ## tests on a real kubelet, containerd and kube-scheduler
 	$(LAB) build
-	cd $(E2E) && go test -count=1 -timeout 40m ./...
+	cd $(E2E) && CGO_ENABLED=0 go test -count=1 -timeout 40m ./...
 
 .PHONY: race
 race: native ## the Go tests under the race detector
@@ -85,7 +86,7 @@ lint: ## gofmt, vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$bad" ] || { echo "not formatted: $$bad"; exit 1; }
 	go vet ./...
 	go tool staticcheck ./...
-	cd $(E2E) && go vet ./...
+	cd $(E2E) && CGO_ENABLED=0 go vet ./...
 
 .PHONY: generate
 generate: ## write what is generated from the Go types: deep copies and the CRD
@@ -98,13 +99,18 @@ generated: ## check that the generated files are up to date
 	for f in deploy/manifests/crds/carve.dev_gpunodes.yaml api/v1alpha1/zz_generated.deepcopy.go; do \
 	  cmp -s $$d/$$(basename $$f) $$f || { echo "$$f is stale: run make generate"; exit 1; }; done
 
+.PHONY: image
+image: build $(BIN)/lab ## write the container image to build/carve.tar, without a daemon
+	@mkdir -p build
+	@$(LAB) image carve -o build/carve.tar
+
 .PHONY: demo
-demo: preflight build $(BIN)/lab ## a real cluster with a software card node, carve installed, two pods on one card
-	@deploy/e2e/demo.sh up
+demo: preflight build $(BIN)/demo ## a real cluster with a software card node, carve installed, two pods on one card
+	@$(BIN)/demo up
 
 .PHONY: demo-down
-demo-down: ## end the demo and leave nothing of it
-	@deploy/e2e/demo.sh down
+demo-down: $(BIN)/demo ## end the demo and leave nothing of it
+	@$(BIN)/demo down
 
 .PHONY: bench
 bench: bench-vgpu bench-extender bench-node ## all benches
@@ -118,8 +124,9 @@ bench-extender: ## CPU of a scheduling decision by cluster size
 	@go run ./scheduler-extender/bench
 
 .PHONY: bench-node
-bench-node: build $(BIN)/lab ## what carve adds to a container's start
-	@deploy/e2e/bench-node.sh
+bench-node: build $(BIN)/benchnode ## what carve adds to a container's start
+	@go run ./nri-hook/bench
+	@$(BIN)/benchnode
 
 .PHONY: clean
 clean: ## remove what was built here (not the cache of Kubernetes programs)
