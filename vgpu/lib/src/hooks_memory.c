@@ -50,15 +50,18 @@ static inline bool charge(struct request *r, uint64_t bytes, uint8_t kind) {
     r->asked_bytes = bytes;
     r->block.kind = kind;
     if (kind == CARVE_KIND_WHOLE && bytes <= CARVE_PIECE_MAX_BYTES) {
-        /* A page, in case that the driver takes a new one for it. Where there is no room for a page but the
-         * pages at hand may have a hole, the driver is asked: what it did shows in the address. */
+        /* A page, in case that the driver takes a new one for it. Where there is no room for a page but one at
+         * hand may have a hole, the driver is asked: what it did shows in the address. */
         r->block.kind = CARVE_KIND_PIECE;
         r->block.units = carve_units_up(bytes);
-        if (carve_pointers_room(r->s, r->block.card, r->block.units)) {
-            r->charged = carve_try(r->s, r->block.card, CARVE_PAGE_UNITS) ? CARVE_PAGE_UNITS : 0;
+        r->charged = CARVE_PAGE_UNITS;
+        if (CARVE_LIKELY(carve_try(r->s, r->block.card, CARVE_PAGE_UNITS))) {
             return true;
         }
-        r->charged = CARVE_PAGE_UNITS;
+        if (carve_pointers_room(r->s, r->block.card, r->block.context, r->block.units)) {
+            r->charged = 0;
+            return true;
+        }
     } else {
         r->block.units = carve_page_units(bytes);
         r->charged = r->block.units;

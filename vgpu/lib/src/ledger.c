@@ -51,6 +51,7 @@ static inline struct sum sum_others(struct carve_state *s, unsigned card) {
     for (uint32_t i = 0; i < high; i++) {
         if (i != own) {
             add(&sum, __atomic_load_n(&lines[i].charge, __ATOMIC_ACQUIRE));
+            CARVE_STEP("summing");
         }
     }
     return sum;
@@ -126,11 +127,16 @@ static inline void publish_less(struct carve_state *s, unsigned card, struct car
     __atomic_store_n(&line->sequence, a->sequence, __ATOMIC_RELEASE);
 }
 
+/* Others must see it before this process looks at them. */
 static inline void publish_pending(struct carve_state *s, unsigned card, struct carve_account *a, uint32_t units) {
     a->pending += units;
+#if defined(__x86_64__)
+    /* An exchange orders all that comes after it, for less than a store and a fence cost. */
+    (void)__atomic_exchange_n(&s->usage->lines[card][s->slot].charge, CARVE_CHARGE(a->used, a->pending), __ATOMIC_SEQ_CST);
+#else
     publish(s, card, a);
-    /* Others must see it before this process looks at them. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
 }
 
 static inline void withdraw(struct carve_state *s, unsigned card, struct carve_account *a, uint32_t units) {
@@ -249,6 +255,7 @@ bool carve_try(struct carve_state *s, unsigned card, uint32_t units) {
     carve_lock(&a->lock);
     uint64_t limit = carve_limit(s, card), rest = residual(s, card);
     if (CARVE_LIKELY(all(a, sum_others(s, card)) + rest + units <= limit)) {
+        CARVE_STEP("fits");
         publish_pending(s, card, a, units);
         CARVE_STEP("pending");
         fits = all(a, sum_others(s, card)) + rest <= limit;

@@ -122,15 +122,14 @@ static inline void count_block(struct carve_state *s, const struct carve_pointer
 /* Counts a piece in its page and says whether it is the first there. There is room for a page. */
 static bool add_piece(struct carve_pointers *t, const struct carve_pointer *block) {
     struct carve_page *page = &t->pages[find_page(t, page_address(block))];
-    t->piece_units[block->card] += block->units;
-    if (page->address != 0) {
-        page->pieces++;
-        return false;
+    bool first = page->address == 0;
+    if (first) {
+        *page = (struct carve_page){.address = page_address(block), .context = block->context, .card = block->card};
+        t->page_count++;
     }
-    *page = (struct carve_page){.address = page_address(block), .pieces = 1};
-    t->page_count++;
-    t->page_units[block->card] += CARVE_PAGE_UNITS;
-    return true;
+    page->pieces++;
+    page->units = (uint16_t)(page->units + block->units);
+    return first;
 }
 
 /* Takes a piece from its page's count and says whether it was the last. */
@@ -139,12 +138,11 @@ static bool drop_piece(struct carve_pointers *t, const struct carve_pointer *blo
         return false;
     }
     uint32_t i = find_page(t, page_address(block));
-    t->piece_units[block->card] -= block->units;
+    t->pages[i].units = (uint16_t)(t->pages[i].units - block->units);
     if (--t->pages[i].pieces != 0) {
         return false;
     }
     remove_page(t, i);
-    t->page_units[block->card] -= CARVE_PAGE_UNITS;
     return true;
 }
 
@@ -216,10 +214,15 @@ bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carv
     return found;
 }
 
-bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t units) {
+bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t context, uint32_t units) {
     struct carve_pointers *t = &s->pointers;
+    bool room = false;
     carve_lock(&t->lock);
-    bool room = t->page_units[card] - t->piece_units[card] >= units;
+    for (uint32_t i = 0; t->page_bits != 0 && i < 1u << t->page_bits && !room; i++) {
+        const struct carve_page *page = &t->pages[i];
+        room = page->address != 0 && page->card == card && page->context == context &&
+               page->units + units <= CARVE_PAGE_UNITS;
+    }
     carve_unlock(&t->lock);
     return room;
 }

@@ -47,7 +47,8 @@ bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_p
 bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,
                             uint32_t *cursor);
 
-/* Whether the pages at hand have so much room, in one place or in several. */
-bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t units);
+/* Whether a page at hand, of that context, has so many units free, in one place or in several. Looks at all
+ * pages: only for requests that don't fit otherwise. */
+bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t context, uint32_t units);
 
 #endif

@@ -63,7 +63,10 @@ struct carve_pointer {
 /* A page from which the driver cut pieces. It is what is charged for them. */
 struct carve_page {
     uint64_t address; /* 0: free place */
-    uint32_t pieces;
+    uint32_t context;
+    uint16_t pieces; /* 1 to CARVE_PAGE_UNITS */
+    uint16_t units;  /* sum of the pieces, likewise */
+    uint8_t card;
 };
 
 /* The tables of both; see pointers.c. Each has 1 << bits places, or none where bits is 0. */
@@ -76,8 +79,6 @@ struct carve_pointers {
     struct carve_pointer *places;
     struct carve_page *pages;
     uint64_t blocks[CARVE_MAX_CARDS];        /* live ones */
-    uint64_t piece_units[CARVE_MAX_CARDS];   /* sum of the live pieces */
-    uint64_t page_units[CARVE_MAX_CARDS];    /* sum of their pages */
     uint64_t managed_units[CARVE_MAX_CARDS]; /* sum of the managed ones */
 };
 
