@@ -1,0 +1,370 @@
+#define _GNU_SOURCE
+#include "arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../state/ledger.h"
+#include "../state/lock.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+enum { LOW_BYTES = 1 << 30 };
+
+static arena card_arenas[SOFT_CARDS];
+static arena low_arenas[SOFT_CARDS];
+static arena managed_arena;
+
+/* ---- ranges -------------------------------------------------------------- */
+
+static void *reserve(uint64_t bytes, int protection) {
+  uint64_t want = bytes + SOFT_PAGE_BYTES;
+  char *at = mmap(NULL, want, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return NULL;
+  uint64_t skip = (SOFT_PAGE_BYTES - (uintptr_t)at % SOFT_PAGE_BYTES) % SOFT_PAGE_BYTES;
+  if (skip) munmap(at, skip);
+  munmap(at + skip + bytes, want - bytes - skip);
+  return at + skip;
+}
+
+static void *reserve_low(void) {
+  for (uint64_t at = 0x20000000; at < 0xC0000000ull; at += 0x4000000) {
+    void *got = mmap((void *)(uintptr_t)at, LOW_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == (void *)(uintptr_t)at) return got;
+    if (got != MAP_FAILED) munmap(got, LOW_BYTES); /* an old kernel took the address for a wish */
+  }
+  return NULL;
+}
+
+static CUresult arena_open(arena *a, uint64_t bytes, bool low, bool shared_with_host) {
+  if (a->base) return CUDA_SUCCESS;
+  char *device = low ? reserve_low() : reserve(bytes, shared_with_host ? PROT_READ | PROT_WRITE : PROT_NONE);
+  if (!device) return CUDA_ERROR_OPERATING_SYSTEM;
+  char *backing = shared_with_host ? device : reserve(bytes, PROT_READ | PROT_WRITE);
+  uint64_t pages = bytes / SOFT_PAGE_BYTES;
+  uint64_t words = (pages + 63) / 64;
+  block **blocks = mmap(NULL, pages * sizeof *blocks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  uint64_t *taken = calloc(words, sizeof *taken);
+  if (!backing || blocks == MAP_FAILED || !taken) {
+    munmap(device, bytes);
+    if (backing && backing != device) munmap(backing, bytes);
+    if (blocks != MAP_FAILED) munmap(blocks, pages * sizeof *blocks);
+    free(taken);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  *a = (arena){.base = (uintptr_t)device, .bytes = bytes, .backing = backing, .page_count = pages, .taken = taken, .blocks = blocks};
+  return CUDA_SUCCESS;
+}
+
+static CUresult card_arena(uint32_t card, bool low, arena **out) {
+  arena *a = low ? &low_arenas[card] : &card_arenas[card];
+  uint64_t capacity = soft_card_capacity(soft_card_at(&the_driver.region, card));
+  uint64_t bytes = (capacity / SOFT_PAGE_BYTES + 1) * 4 * SOFT_PAGE_BYTES; /* room for holes between live blocks */
+  *out = a;
+  return arena_open(a, low ? LOW_BYTES : bytes, low, false);
+}
+
+static arena *arena_of(CUdeviceptr pointer) {
+  for (uint32_t i = 0; i < SOFT_CARDS; i++) {
+    if (pointer - card_arenas[i].base < card_arenas[i].bytes) return &card_arenas[i];
+    if (pointer - low_arenas[i].base < low_arenas[i].bytes) return &low_arenas[i];
+  }
+  return pointer - managed_arena.base < managed_arena.bytes ? &managed_arena : NULL;
+}
+
+/* ---- pages of an arena --------------------------------------------------- */
+
+static bool taken(const arena *a, uint64_t page) { return a->taken[page / 64] >> (page % 64) & 1; }
+
+static bool find_run(arena *a, uint64_t from, uint64_t to, uint64_t count, uint64_t *out) {
+  uint64_t run = 0;
+  for (uint64_t page = from; page < to;) {
+    if (page % 64 == 0 && a->taken[page / 64] == ~0ull) {
+      run = 0;
+      page += 64;
+      continue;
+    }
+    if (page % 64 == 0 && !a->taken[page / 64] && page + 64 <= to && run + 64 < count) {
+      run += 64;
+      page += 64;
+      continue;
+    }
+    run = taken(a, page) ? 0 : run + 1;
+    page++;
+    if (run == count) {
+      *out = page - count;
+      return true;
+    }
+  }
+  return false;
+}
+
+static block *block_new(arena *a, block_kind kind, uint64_t bytes, uint64_t pages) {
+  uint64_t first;
+  if (!pages || pages > a->page_count) return NULL;
+  if (!find_run(a, a->cursor, a->page_count, pages, &first) && !find_run(a, 0, a->page_count, pages, &first)) return NULL;
+  block *fresh = calloc(1, sizeof *fresh);
+  if (!fresh) return NULL;
+  for (uint64_t page = first; page < first + pages; page++) {
+    a->taken[page / 64] |= 1ull << (page % 64);
+    a->blocks[page] = fresh;
+  }
+  a->cursor = first + pages < a->page_count ? first + pages : 0;
+  fresh->kind = kind;
+  fresh->in = a;
+  fresh->base = a->base + first * SOFT_PAGE_BYTES;
+  fresh->bytes = bytes;
+  fresh->pages = pages;
+  return fresh;
+}
+
+static void block_delete(block *b) {
+  arena *a = b->in;
+  uint64_t first = (b->base - a->base) / SOFT_PAGE_BYTES;
+  for (uint64_t page = first; page < first + b->pages; page++) {
+    a->taken[page / 64] &= ~(1ull << (page % 64));
+    a->blocks[page] = NULL;
+  }
+  /* what was written goes back to the machine; managed memory may have been written by the host */
+  if (b->written || b->kind == BLOCK_MANAGED) madvise(a->backing + first * SOFT_PAGE_BYTES, b->pages * SOFT_PAGE_BYTES, MADV_DONTNEED);
+  if (a->cursor > first) a->cursor = first;
+  free(b->piece_taken);
+  free(b->piece_bytes);
+  free(b);
+}
+
+static void adopt(context *ctx, block *b) {
+  b->owner = ctx;
+  b->next = ctx->blocks;
+  if (ctx->blocks) ctx->blocks->previous = b;
+  ctx->blocks = b;
+}
+
+static void disown(block *b) {
+  context *ctx = b->owner;
+  if (!ctx) return;
+  if (b->previous) b->previous->next = b->next;
+  else ctx->blocks = b->next;
+  if (b->next) b->next->previous = b->previous;
+  if (b->listed) {
+    block **link = &ctx->open_chunks;
+    while (*link && *link != b) link = &(*link)->next_open;
+    if (*link) *link = b->next_open;
+  }
+}
+
+block *pages_take(uint32_t card, uint64_t bytes) {
+  arena *a;
+  if (card_arena(card, false, &a) != CUDA_SUCCESS) return NULL;
+  return block_new(a, BLOCK_PAGES, bytes, (bytes + SOFT_PAGE_BYTES - 1) / SOFT_PAGE_BYTES);
+}
+
+void pages_give(block *from) { block_delete(from); }
+
+/* ---- charging ------------------------------------------------------------ */
+
+static CUresult charge(uint32_t card, uint64_t bytes) {
+  soft_region *region = &the_driver.region;
+  soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
+  if (error != SOFT_OK) return driver_from(error);
+  error = soft_ledger_charge(region, card, bytes);
+  soft_unlock(region);
+  return driver_from(error);
+}
+
+static void discharge(uint32_t card, uint64_t bytes) {
+  soft_region *region = &the_driver.region;
+  if (soft_lock(region, SOFT_PATIENCE_MS) != SOFT_OK) return;
+  soft_ledger_release(region, card, bytes);
+  soft_unlock(region);
+}
+
+/* ---- pieces of a chunk --------------------------------------------------- */
+
+static bool piece_taken(const block *chunk, uint32_t piece) { return chunk->piece_taken[piece / 64] >> (piece % 64) & 1; }
+
+static bool piece_run(const block *chunk, uint32_t count, uint32_t *out) {
+  uint32_t run = 0;
+  for (uint32_t piece = chunk->lowest; piece < CHUNK_PIECES;) {
+    if (piece % 64 == 0 && chunk->piece_taken[piece / 64] == ~0ull) {
+      run = 0;
+      piece += 64;
+      continue;
+    }
+    run = piece_taken(chunk, piece) ? 0 : run + 1;
+    piece++;
+    if (run == count) {
+      *out = piece - count;
+      return true;
+    }
+  }
+  return false;
+}
+
+static CUdeviceptr piece_take(block *chunk, uint32_t first, uint32_t count, uint32_t bytes) {
+  for (uint32_t piece = first; piece < first + count; piece++) chunk->piece_taken[piece / 64] |= 1ull << (piece % 64);
+  if (first == chunk->lowest) chunk->lowest = first + count;
+  chunk->piece_bytes[first] = bytes;
+  chunk->live++;
+  return chunk->base + first * SOFT_PIECE_BYTES;
+}
+
+static uint32_t pieces_of(uint64_t bytes) { return (uint32_t)((bytes + SOFT_PIECE_BYTES - 1) / SOFT_PIECE_BYTES); }
+
+static CUresult allocate_small(context *ctx, arena *a, uint64_t bytes, CUdeviceptr *out) {
+  uint32_t count = pieces_of(bytes), first;
+  for (block **link = &ctx->open_chunks; *link;) {
+    block *chunk = *link;
+    if (chunk->in == a && piece_run(chunk, count, &first)) {
+      *out = piece_take(chunk, first, count, (uint32_t)bytes);
+      return CUDA_SUCCESS;
+    }
+    if (chunk->lowest >= CHUNK_PIECES) { /* full: come back to it when something is freed */
+      *link = chunk->next_open;
+      chunk->listed = false;
+    } else {
+      link = &chunk->next_open;
+    }
+  }
+  CUresult result = charge(ctx->card, SOFT_PAGE_BYTES);
+  if (result != CUDA_SUCCESS) return result;
+  block *chunk = block_new(a, BLOCK_CHUNK, SOFT_PAGE_BYTES, 1);
+  if (chunk) {
+    chunk->piece_taken = calloc(CHUNK_PIECES / 64, sizeof *chunk->piece_taken);
+    chunk->piece_bytes = calloc(CHUNK_PIECES, sizeof *chunk->piece_bytes);
+  }
+  if (!chunk || !chunk->piece_taken || !chunk->piece_bytes) {
+    if (chunk) block_delete(chunk);
+    discharge(ctx->card, SOFT_PAGE_BYTES);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  adopt(ctx, chunk);
+  chunk->listed = true;
+  chunk->next_open = ctx->open_chunks;
+  ctx->open_chunks = chunk;
+  *out = piece_take(chunk, 0, count, (uint32_t)bytes);
+  return CUDA_SUCCESS;
+}
+
+/* ---- allocations --------------------------------------------------------- */
+
+CUresult memory_allocate(context *ctx, uint64_t bytes, bool low, CUdeviceptr *out) {
+  arena *a;
+  if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = card_arena(ctx->card, low, &a);
+  if (result != CUDA_SUCCESS) return result;
+  if (bytes <= SMALL_LIMIT_BYTES) return allocate_small(ctx, a, bytes, out);
+  if (bytes > UINT64_MAX - SOFT_PAGE_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
+  uint64_t pages = (bytes + SOFT_PAGE_BYTES - 1) / SOFT_PAGE_BYTES;
+  result = charge(ctx->card, pages * SOFT_PAGE_BYTES);
+  if (result != CUDA_SUCCESS) return result;
+  block *fresh = block_new(a, BLOCK_PAGES, bytes, pages);
+  if (!fresh) {
+    discharge(ctx->card, pages * SOFT_PAGE_BYTES);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  adopt(ctx, fresh);
+  *out = fresh->base;
+  return CUDA_SUCCESS;
+}
+
+CUresult memory_allocate_managed(context *ctx, uint64_t bytes, CUdeviceptr *out) {
+  if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = arena_open(&managed_arena, 1ull << 40, false, true);
+  if (result != CUDA_SUCCESS) return result;
+  if (bytes > managed_arena.bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  block *fresh = block_new(&managed_arena, BLOCK_MANAGED, bytes, (bytes + SOFT_PAGE_BYTES - 1) / SOFT_PAGE_BYTES);
+  if (!fresh) return CUDA_ERROR_OUT_OF_MEMORY;
+  adopt(ctx, fresh);
+  *out = fresh->base;
+  return CUDA_SUCCESS;
+}
+
+static void delete_charged(block *b) {
+  if (b->kind != BLOCK_MANAGED && b->owner) discharge(b->owner->card, b->pages * SOFT_PAGE_BYTES);
+  disown(b);
+  block_delete(b);
+}
+
+CUresult memory_free(CUdeviceptr pointer) {
+  bool in_pool = false;
+  CUresult result = pool_free(pointer, &in_pool);
+  if (in_pool) return result;
+  arena *a = arena_of(pointer);
+  block *b = a ? a->blocks[(pointer - a->base) / SOFT_PAGE_BYTES] : NULL;
+  if (!b || !b->owner) return CUDA_ERROR_INVALID_VALUE;
+  if (b->kind != BLOCK_CHUNK) {
+    if (pointer != b->base) return CUDA_ERROR_INVALID_VALUE;
+    delete_charged(b);
+    return CUDA_SUCCESS;
+  }
+  uint64_t offset = pointer - b->base;
+  uint32_t first = (uint32_t)(offset / SOFT_PIECE_BYTES);
+  if (offset % SOFT_PIECE_BYTES || !b->piece_bytes[first]) return CUDA_ERROR_INVALID_VALUE;
+  uint32_t count = pieces_of(b->piece_bytes[first]);
+  for (uint32_t piece = first; piece < first + count; piece++) b->piece_taken[piece / 64] &= ~(1ull << (piece % 64));
+  b->piece_bytes[first] = 0;
+  if (first < b->lowest) b->lowest = first;
+  if (--b->live == 0) {
+    delete_charged(b);
+  } else if (!b->listed) {
+    b->listed = true;
+    b->next_open = b->owner->open_chunks;
+    b->owner->open_chunks = b;
+  }
+  return CUDA_SUCCESS;
+}
+
+void memory_drop(context *ctx) {
+  while (ctx->blocks) delete_charged(ctx->blocks);
+}
+
+/* ---- looking up ---------------------------------------------------------- */
+
+bool allocation_at(CUdeviceptr pointer, allocation *out) {
+  arena *a = arena_of(pointer);
+  block *b = a ? a->blocks[(pointer - a->base) / SOFT_PAGE_BYTES] : NULL;
+  if (!b) return false;
+  if (!b->owner) return pool_allocation_at(pointer, out);
+  if (b->kind != BLOCK_CHUNK) {
+    *out = (allocation){b, b->base, b->bytes};
+    return pointer - b->base < b->bytes;
+  }
+  uint32_t piece = (uint32_t)((pointer - b->base) / SOFT_PIECE_BYTES);
+  if (!piece_taken(b, piece)) return false;
+  while (piece && !b->piece_bytes[piece]) piece--;
+  *out = (allocation){b, b->base + piece * SOFT_PIECE_BYTES, b->piece_bytes[piece]};
+  return pointer - out->base < out->bytes;
+}
+
+bool is_device_address(CUdeviceptr pointer) { return arena_of(pointer) != NULL; }
+
+void *memory_host_view(CUdeviceptr pointer, uint64_t bytes, bool write) {
+  allocation found;
+  void *mapped;
+  arena *a = arena_of(pointer);
+  if (!a) {
+    int there = vmm_host_view(pointer, bytes, &mapped);
+    if (there >= 0) return there ? mapped : NULL;
+    return pointer ? (void *)(uintptr_t)pointer : NULL;
+  }
+  if (!allocation_at(pointer, &found) || bytes > found.bytes - (pointer - found.base)) return NULL;
+  if (write) found.in->written = true;
+  return a->backing + (pointer - a->base);
+}
+
+bool memory_zero(CUdeviceptr pointer, uint64_t bytes) {
+  enum { WORTH_IT = 1 << 20, HOST_PAGE = 4096 };
+  if (bytes < WORTH_IT || !arena_of(pointer)) return false;
+  char *view = memory_host_view(pointer, bytes, true);
+  if (!view) return false;
+  char *first = (char *)(((uintptr_t)view + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE);
+  char *last = (char *)(((uintptr_t)view + bytes) / HOST_PAGE * HOST_PAGE);
+  if (madvise(first, (size_t)(last - first), MADV_DONTNEED) != 0) return false;
+  memset(view, 0, (size_t)(first - view));
+  memset(last, 0, (size_t)(view + bytes - last));
+  return true;
+}

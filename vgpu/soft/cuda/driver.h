@@ -1,0 +1,145 @@
+/*
+ * driver.h - what the parts of the software libcuda share.
+ *
+ * Every entry point runs as: ENTER (is the driver initialised, are we still
+ * the process that did it), work under the process's one lock, LEAVE. Waiting
+ * happens outside that lock. Handles are checked against a table before they
+ * are followed, so a stale or made-up one is an error and no crash.
+ */
+#ifndef SOFT_DRIVER_H
+#define SOFT_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../../lib/include/cuda_abi.h"
+#include "../state/region.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef enum { HANDLE_NONE = 0, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_LIBRARY, HANDLE_KERNEL, HANDLE_POOL, HANDLE_ARRAY } handle_kind;
+
+typedef struct block block; /* arena.h */
+typedef struct CUctx_st context;
+typedef struct CUstream_st stream;
+typedef struct CUevent_st event;
+
+struct CUstream_st {
+  context *owner;
+  uint32_t number;       /* SOFT_LEGACY_STREAM for the legacy default stream */
+  unsigned int flags;
+  int priority;
+  stream *next;
+};
+
+struct CUevent_st {
+  context *owner;
+  unsigned int flags;
+  bool recorded;
+  bool pending;          /* its entry is still in the queue */
+  uint64_t seq;          /* of its latest record */
+  uint32_t queue;
+  uint32_t stream_number;
+  uint64_t time_ns;
+  event *next;
+};
+
+enum { CONTEXT_LIMITS = 7 };
+
+struct CUctx_st {
+  int device;            /* ordinal in this process */
+  uint32_t card;         /* index in the state */
+  bool primary;
+  bool destroyed;        /* kept, so that threads that have it current can be told */
+  unsigned int references; /* primary: retains; else attaches */
+  unsigned int flags;
+  unsigned int api_version;
+  unsigned long long id;
+  size_t limits[CONTEXT_LIMITS];
+  CUfunc_cache cache_config;
+  CUsharedconfig shared_config;
+  uint32_t peers;        /* bit per device: access enabled */
+  CUresult sticky;       /* an error that only the end of the context clears */
+  stream legacy;         /* the default stream */
+  stream *streams;
+  event *events;
+  block *blocks;         /* all memory of the context */
+  block *open_chunks;    /* chunks of small pieces with room */
+  struct CUmod_st *modules;
+  context *next;
+};
+
+typedef struct {
+  soft_region region;
+  bool initialised;
+  uint32_t device_count;
+  uint32_t cards[SOFT_CARDS];    /* device ordinal -> card index */
+  context *contexts;             /* all, destroyed ones at their end */
+  context *primary[SOFT_CARDS];
+  unsigned int primary_flags[SOFT_CARDS];
+  unsigned long long next_id;
+  uint32_t next_stream;
+} driver;
+
+extern driver the_driver;
+
+/* ---- process.c ---- */
+
+/* Takes the process lock; anything but CUDA_SUCCESS must be returned as it is. */
+CUresult driver_enter(void);
+CUresult driver_leave(CUresult result);
+CUresult driver_from(soft_error error);
+#define ENTER()                                 \
+  do {                                          \
+    CUresult entered = driver_enter();          \
+    if (entered != CUDA_SUCCESS) return entered; \
+  } while (0)
+#define LEAVE(result) return driver_leave(result)
+
+/* Releases and retakes the process lock around a wait. */
+void driver_pause(void);
+void driver_resume(void);
+
+/* ---- visible.c ---- */
+void visible_devices(driver *d, const bool *reachable, const char *wish, const char *order);
+
+/* ---- handles.c ---- */
+bool handle_add(const void *handle, handle_kind kind);
+void handle_remove(const void *handle);
+bool handle_is(const void *handle, handle_kind kind);
+
+/* ---- context.c ---- */
+
+/* The calling thread's context; fails with INVALID_CONTEXT, CONTEXT_IS_DESTROYED or the context's sticky error. */
+CUresult context_current(context **out);
+/* The same, but the context of a device's card may have been lost or broken. */
+context *context_peek(void);
+soft_card *context_card(const context *ctx);
+CUresult context_lost(const context *ctx);
+
+/* ---- stream.c, work.c ---- */
+
+/* Resolves a stream argument. per_thread: what zero means. */
+CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream **out);
+void streams_drop(context *ctx);
+void events_drop(context *ctx);
+
+/* Adds an entry to the context's queue; waits for room. Gives queue and sequence number. */
+CUresult work_submit(context *ctx, const stream *on, soft_entry entry, uint32_t *queue, uint64_t *seq);
+/* Brings the queue up to now and delivers finished events. */
+void work_collect(context *ctx);
+/* Waits for a stream's entries up to seq (SOFT_FOREVER: all so far). Releases the process lock meanwhile. */
+CUresult work_wait(context *ctx, uint32_t stream_number, uint64_t seq, bool spin);
+/* True when nothing of the stream is outstanding. */
+CUresult work_query(context *ctx, uint32_t stream_number);
+/* What a synchronous call on a stream waits for. */
+CUresult work_wait_stream(context *ctx, const stream *on);
+bool work_spins(const context *ctx);
+
+/* ---- memory ---- */
+void pools_trim(context *ctx);
+void pools_drop(context *ctx);
+void modules_drop(context *ctx);
+
+#endif

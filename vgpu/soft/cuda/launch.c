@@ -1,0 +1,162 @@
+/* launch.c - launches: checked, done on the bytes at once, and queued for the time they take. */
+#include <string.h>
+
+#include "module.h"
+
+typedef struct {
+  unsigned int grid[3], block[3];
+  unsigned int shared_bytes;
+  bool cooperative;
+} shape;
+
+/* Arguments one after the other, each at its own alignment, as the extra form packs them. */
+static CUresult gather(const ptx_entry *entry, void **parameters, void **extra, kernel_arguments *out) {
+  const char *packed = NULL;
+  size_t packed_bytes = 0, offset = 0;
+  memset(out, 0, sizeof *out);
+  if (parameters && extra) return CUDA_ERROR_INVALID_VALUE;
+  for (int i = 0; extra && extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
+    if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER) packed = extra[i + 1];
+    else if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE) packed_bytes = *(size_t *)extra[i + 1];
+    else return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (entry->parameter_count && !parameters && !packed) return CUDA_ERROR_INVALID_VALUE;
+  for (uint32_t i = 0; i < entry->parameter_count; i++) {
+    size_t bytes = entry->parameter_bytes[i];
+    if (bytes > sizeof out->value[0]) return CUDA_ERROR_NOT_SUPPORTED;
+    offset = (offset + bytes - 1) / bytes * bytes;
+    if (parameters) {
+      if (!parameters[i]) return CUDA_ERROR_INVALID_VALUE;
+      memcpy(&out->value[i], parameters[i], bytes);
+    } else {
+      if (offset + bytes > packed_bytes) return CUDA_ERROR_INVALID_VALUE;
+      memcpy(&out->value[i], packed + offset, bytes);
+    }
+    offset += bytes;
+  }
+  return CUDA_SUCCESS;
+}
+
+static unsigned int blocks_per_sm(const soft_card *card, unsigned int threads) {
+  unsigned int whole = (threads + 31) / 32 * 32;
+  unsigned int fit = card->facts.threads_per_sm / (whole ? whole : 1);
+  unsigned int most = card->facts.threads_per_sm >= 2048 ? 32 : card->facts.threads_per_sm >= 1536 ? 24 : 16;
+  return fit < 1 ? 1 : fit > most ? most : fit;
+}
+
+static CUresult check(const shape *s, const struct CUfunc_st *function) {
+  for (int i = 0; i < 3; i++)
+    if (!s->grid[i] || !s->block[i]) return CUDA_ERROR_INVALID_VALUE;
+  if (s->grid[0] > 0x7fffffffu || s->grid[1] > 65535 || s->grid[2] > 65535) return CUDA_ERROR_INVALID_VALUE;
+  if (s->block[0] > 1024 || s->block[1] > 1024 || s->block[2] > 64) return CUDA_ERROR_INVALID_VALUE;
+  if ((uint64_t)s->block[0] * s->block[1] * s->block[2] > 1024) return CUDA_ERROR_INVALID_VALUE;
+  unsigned int shared = function->dynamic_shared ? (unsigned int)function->dynamic_shared : 49152;
+  return s->shared_bytes > shared ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction handle, const shape *s, CUstream stream_handle, void **parameters, void **extra, bool per_thread) {
+  context *ctx;
+  stream *on;
+  struct CUfunc_st *function;
+  kernel_arguments arguments;
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result == CUDA_SUCCESS) result = stream_resolve(ctx, stream_handle, per_thread, &on);
+  if (result == CUDA_SUCCESS) result = function_resolve(ctx, handle, &function);
+  if (result == CUDA_SUCCESS && function->of->owner != on->owner) result = CUDA_ERROR_INVALID_HANDLE;
+  if (result == CUDA_SUCCESS) result = check(s, function);
+  if (result == CUDA_SUCCESS && !function->known) result = CUDA_ERROR_NOT_SUPPORTED;
+  if (result == CUDA_SUCCESS) result = gather(function->entry, parameters, extra, &arguments);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+
+  ctx = on->owner;
+  const kernel *known = function->known; /* the function may be unloaded while we wait for room */
+  const soft_card *card = context_card(ctx);
+  unsigned int threads = s->block[0] * s->block[1] * s->block[2];
+  uint64_t blocks = (uint64_t)s->grid[0] * s->grid[1] * s->grid[2];
+  uint64_t resident = (uint64_t)blocks_per_sm(card, threads) * card->facts.sm_count;
+  if (!resident) resident = 1;
+  if (s->cooperative && blocks > resident) LEAVE(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+  kernel_grid grid = {.threads = blocks * threads, .card = card};
+  uint64_t waves = (blocks + resident - 1) / resident;
+  unsigned __int128 length = (unsigned __int128)known->duration_ns(&arguments, &grid) * waves;
+  soft_entry entry = {.kind = SOFT_ENTRY_KERNEL,
+                      .width_ppm = blocks >= resident ? 1000000 : (uint32_t)((blocks * 1000000 + resident - 1) / resident),
+                      .left_ns = length > UINT64_MAX / 4 ? UINT64_MAX / 4 : (uint64_t)length};
+  result = work_submit(ctx, on, entry, NULL, NULL);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  /* as on a card, a fault of the kernel comes back with a later call, and stays */
+  result = known->run(&arguments, &grid);
+  if (result != CUDA_SUCCESS) ctx->sticky = result;
+  LEAVE(CUDA_SUCCESS);
+}
+
+#define SHAPE(coop) {{gridX, gridY, gridZ}, {blockX, blockY, blockZ}, sharedBytes, coop}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX,
+                               unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream on, void **parameters,
+                               void **extra) {
+  shape s = SHAPE(false);
+  return launch(function, &s, on, parameters, extra, false);
+}
+
+EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX,
+                                    unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream on, void **parameters,
+                                    void **extra) {
+  shape s = SHAPE(false);
+  return launch(function, &s, on, parameters, extra, true);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ,
+                                          unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes,
+                                          CUstream on, void **parameters) {
+  shape s = SHAPE(true);
+  return launch(function, &s, on, parameters, NULL, false);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ,
+                                               unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes,
+                                               CUstream on, void **parameters) {
+  shape s = SHAPE(true);
+  return launch(function, &s, on, parameters, NULL, true);
+}
+
+static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra, bool per_thread) {
+  if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
+  shape s = {{config->gridDimX, config->gridDimY, config->gridDimZ}, {config->blockDimX, config->blockDimY, config->blockDimZ},
+             config->sharedMemBytes, false};
+  for (unsigned int i = 0; i < config->numAttrs; i++) {
+    if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) s.cooperative = config->attrs[i].value.cooperative != 0;
+    else if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return launch(function, &s, config->hStream, parameters, extra, per_thread);
+}
+
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+  return launch_ex(config, function, parameters, extra, false);
+}
+EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+  return launch_ex(config, function, parameters, extra, true);
+}
+
+static CUresult occupancy(int *blocks, CUfunction handle, int threads) {
+  context *ctx;
+  struct CUfunc_st *function;
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result == CUDA_SUCCESS) result = function_resolve(ctx, handle, &function);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  if (!blocks || threads <= 0 || threads > 1024) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  *blocks = (int)blocks_per_sm(context_card(ctx), (unsigned int)threads);
+  LEAVE(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared) {
+  (void)shared;
+  return occupancy(blocks, function, threads);
+}
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads, size_t shared,
+                                                                     unsigned int flags) {
+  (void)shared;
+  return flags > 1 ? CUDA_ERROR_INVALID_VALUE : occupancy(blocks, function, threads);
+}

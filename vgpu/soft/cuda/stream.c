@@ -1,0 +1,171 @@
+/* stream.c - streams. Capture is not modelled: no stream ever captures. */
+#include <stdlib.h>
+
+#include "../state/state.h"
+#include "driver.h"
+
+static __thread stream own_stream; /* the calling thread's default stream */
+
+CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream **out) {
+  if (handle == CU_STREAM_PER_THREAD || (!handle && per_thread)) {
+    if (!own_stream.number) own_stream.number = the_driver.next_stream++;
+    own_stream.owner = ctx;
+    *out = &own_stream;
+    return CUDA_SUCCESS;
+  }
+  if (!handle || handle == CU_STREAM_LEGACY) {
+    *out = &ctx->legacy;
+    return CUDA_SUCCESS;
+  }
+  if (!handle_is(handle, HANDLE_STREAM)) return CUDA_ERROR_INVALID_HANDLE;
+  *out = handle;
+  return CUDA_SUCCESS;
+}
+
+#define STREAM(ctx, on, handle, per_thread)                                                          \
+  context *ctx;                                                                                      \
+  stream *on;                                                                                        \
+  ENTER();                                                                                           \
+  CUresult current = context_current(&ctx);                                                          \
+  if (current == CUDA_SUCCESS) current = stream_resolve(ctx, handle, per_thread, &on);               \
+  if (current != CUDA_SUCCESS) LEAVE(current);                                                       \
+  ctx = on->owner
+
+static CUresult create(CUstream *out, unsigned int flags, int priority) {
+  context *ctx;
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  if (!out || flags > CU_STREAM_NON_BLOCKING) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  stream *fresh = calloc(1, sizeof *fresh);
+  if (!fresh || !handle_add(fresh, HANDLE_STREAM)) {
+    free(fresh);
+    LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
+  }
+  fresh->owner = ctx;
+  fresh->number = the_driver.next_stream++;
+  fresh->flags = flags;
+  fresh->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+  fresh->next = ctx->streams;
+  ctx->streams = fresh;
+  *out = fresh;
+  LEAVE(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags) { return create(out, flags, 0); }
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) { return create(out, flags, priority); }
+
+static CUresult destroy(CUstream handle) {
+  ENTER();
+  if (!handle_is(handle, HANDLE_STREAM)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
+  stream **link = &handle->owner->streams;
+  while (*link && *link != handle) link = &(*link)->next;
+  if (*link) *link = handle->next;
+  handle_remove(handle); /* work that it still has goes on */
+  free(handle);
+  LEAVE(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuStreamDestroy(CUstream handle) { return destroy(handle); }
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle) { return destroy(handle); }
+
+void streams_drop(context *ctx) {
+  while (ctx->streams) {
+    stream *gone = ctx->streams;
+    ctx->streams = gone->next;
+    handle_remove(gone);
+    free(gone);
+  }
+}
+
+static CUresult synchronize(CUstream handle, bool per_thread) {
+  STREAM(ctx, on, handle, per_thread);
+  CUresult result = work_wait_stream(ctx, on);
+  if (result == CUDA_SUCCESS) pools_trim(ctx);
+  LEAVE(result);
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle) { return synchronize(handle, false); }
+EXPORT CUresult cuStreamSynchronize_ptsz(CUstream handle) { return synchronize(handle, true); }
+
+static CUresult query(CUstream handle, bool per_thread) {
+  STREAM(ctx, on, handle, per_thread);
+  LEAVE(work_query(ctx, on->number));
+}
+
+EXPORT CUresult cuStreamQuery(CUstream handle) { return query(handle, false); }
+EXPORT CUresult cuStreamQuery_ptsz(CUstream handle) { return query(handle, true); }
+
+static CUresult wait_event(CUstream handle, CUevent on_event, unsigned int flags, bool per_thread) {
+  STREAM(ctx, on, handle, per_thread);
+  if (flags > CU_EVENT_WAIT_EXTERNAL) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (!handle_is(on_event, HANDLE_EVENT)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
+  if (on_event->pending) work_collect(on_event->owner);
+  if (!on_event->pending) LEAVE(CUDA_SUCCESS);
+  soft_entry wait = {.kind = SOFT_ENTRY_WAIT, .wait_queue = on_event->queue, .wait_seq = on_event->seq};
+  LEAVE(work_submit(ctx, on, wait, NULL, NULL));
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent on, unsigned int flags) { return wait_event(handle, on, flags, false); }
+EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream handle, CUevent on, unsigned int flags) { return wait_event(handle, on, flags, true); }
+
+/* ---- asking -------------------------------------------------------------- */
+
+#define ASK(name, type, value)                                       \
+  static CUresult name(CUstream handle, type *out, bool per_thread) { \
+    STREAM(ctx, on, handle, per_thread);                             \
+    (void)ctx;                                                       \
+    (void)on;                                                        \
+    if (!out) LEAVE(CUDA_ERROR_INVALID_VALUE);                       \
+    *out = value;                                                    \
+    LEAVE(CUDA_SUCCESS);                                             \
+  }
+
+ASK(ask_priority, int, on->priority)
+ASK(ask_flags, unsigned int, on->flags)
+ASK(ask_context, CUcontext, ctx)
+ASK(ask_number, unsigned long long, on->number + 1ull)
+ASK(ask_capturing, CUstreamCaptureStatus, CU_STREAM_CAPTURE_STATUS_NONE)
+
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) { return ask_priority(handle, out, false); }
+EXPORT CUresult cuStreamGetPriority_ptsz(CUstream handle, int *out) { return ask_priority(handle, out, true); }
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *out) { return ask_flags(handle, out, false); }
+EXPORT CUresult cuStreamGetFlags_ptsz(CUstream handle, unsigned int *out) { return ask_flags(handle, out, true); }
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) { return ask_context(handle, out, false); }
+EXPORT CUresult cuStreamGetCtx_ptsz(CUstream handle, CUcontext *out) { return ask_context(handle, out, true); }
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out) { return ask_number(handle, out, false); }
+EXPORT CUresult cuStreamGetId_ptsz(CUstream handle, unsigned long long *out) { return ask_number(handle, out, true); }
+EXPORT CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out) { return ask_capturing(handle, out, false); }
+EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream handle, CUstreamCaptureStatus *out) { return ask_capturing(handle, out, true); }
+
+static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+                             size_t *count, bool per_thread) {
+  STREAM(ctx, on, handle, per_thread);
+  (void)ctx;
+  if (!status) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (id) *id = 0;
+  if (graph) *graph = NULL;
+  if (nodes) *nodes = NULL;
+  if (count) *count = 0;
+  LEAVE(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                          const CUgraphNode **nodes, size_t *count) {
+  return capture_info(handle, status, id, graph, nodes, count, false);
+}
+EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                               const CUgraphNode **nodes, size_t *count) {
+  return capture_info(handle, status, id, graph, nodes, count, true);
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+  static __thread CUstreamCaptureMode own_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  ENTER();
+  if (!mode || *mode < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  CUstreamCaptureMode before = own_mode;
+  own_mode = *mode;
+  *mode = before;
+  LEAVE(CUDA_SUCCESS);
+}

@@ -1,0 +1,411 @@
+#define _GNU_SOURCE
+#include "sched.h"
+
+#include <string.h>
+
+#include "clock.h"
+
+enum { FULL_WIDTH = 1000000, MAX_RUNNING = 128, MAX_STREAMS = 64, MAX_DEPTH = 4 };
+/* One call computes so many steps at most; what is left is done by the next. */
+enum { MAX_STEPS = 1 << 22 };
+
+typedef struct {
+  uint32_t count;
+  uint32_t at[MAX_RUNNING]; /* ring positions of running kernels */
+  uint64_t least_left_ns;
+  uint64_t width;
+  uint64_t wait_until_ns;   /* a wait that is known to end then */
+  bool undone;
+} running_set;
+
+static void advance_card(soft_region *region, uint32_t index, uint64_t until, int depth);
+
+/* ---- one queue ----------------------------------------------------------- */
+
+static soft_entry *entry_at(soft_queue *queue, uint64_t seq) { return &queue->entries[seq & (SOFT_DEPTH - 1)]; }
+
+/* Sequence numbers as tenants may have left them, made safe to walk over. */
+static bool sound(soft_queue *queue) {
+  if (queue->head - queue->tail <= SOFT_DEPTH && queue->scan - queue->tail <= queue->head - queue->tail) return true;
+  queue->tail = queue->scan = queue->head;
+  return false;
+}
+
+static void move_scan(soft_queue *queue) {
+  while (queue->scan < queue->head && (entry_at(queue, queue->scan)->flags & SOFT_ENTRY_DONE)) queue->scan++;
+  if (queue->scan == queue->head) queue->mixed = 0;
+}
+
+static void finish(soft_entry *entry, uint64_t now) {
+  if (!(entry->flags & SOFT_ENTRY_STARTED)) entry->start_ns = now;
+  entry->end_ns = now;
+  entry->left_ns = 0;
+  entry->flags |= SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE;
+}
+
+/* When the entry that a wait is for is (or will be) done; SOFT_FOREVER unknown. */
+static uint64_t wait_over(soft_region *region, const soft_entry *entry, uint32_t own_card, uint64_t until, int depth) {
+  soft_queue *other = soft_queue_at(region, entry->wait_queue);
+  if (!other || !other->owner || !sound(other)) return 0;
+  if (other->card != own_card && depth < MAX_DEPTH) advance_card(region, other->card, until, depth + 1);
+  if (entry->wait_seq < other->scan || entry->wait_seq >= other->head) return 0;
+  const soft_entry *target = entry_at(other, entry->wait_seq);
+  return target->flags & SOFT_ENTRY_DONE ? target->end_ns : SOFT_FOREVER;
+}
+
+/*
+ * Starts what can start at now and says what runs. Order of submission is
+ * order of look: an entry may go when its stream has nothing undone before it,
+ * when it is on the legacy stream and no blocking stream has, and when it is
+ * on a blocking stream and the legacy one has nothing.
+ */
+static running_set start(soft_region *region, soft_queue *queue, uint64_t now, uint64_t until, int depth) {
+  running_set set = {.least_left_ns = SOFT_FOREVER, .wait_until_ns = SOFT_FOREVER};
+  uint32_t streams[MAX_STREAMS], stream_count = 0;
+  bool legacy_undone = false, blocking_undone = false;
+  uint64_t started_width = 0; /* of kernels that run already, wherever they stand */
+
+  sound(queue);
+  move_scan(queue);
+  for (uint64_t seq = queue->scan; queue->mixed && seq < queue->head; seq++) {
+    const soft_entry *entry = entry_at(queue, seq);
+    if ((entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED) started_width += entry->width_ppm ? entry->width_ppm : 1;
+  }
+  for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
+    soft_entry *entry = entry_at(queue, seq);
+    if (entry->flags & SOFT_ENTRY_DONE) continue;
+    bool legacy = entry->stream == SOFT_LEGACY_STREAM;
+    bool ready = !(legacy ? blocking_undone : (entry->flags & SOFT_ENTRY_BLOCKING) && legacy_undone);
+    for (uint32_t i = 0; ready && i < stream_count; i++) ready = streams[i] != entry->stream;
+    if (ready && entry->kind == SOFT_ENTRY_EVENT) {
+      finish(entry, now);
+      continue;
+    }
+    if (ready && entry->kind == SOFT_ENTRY_WAIT) {
+      uint64_t over = wait_over(region, entry, queue->card, until, depth);
+      if (over <= now) {
+        finish(entry, now);
+        continue;
+      }
+      if (over < set.wait_until_ns) set.wait_until_ns = over;
+    } else if (ready) {
+      uint64_t width = entry->width_ppm < FULL_WIDTH ? entry->width_ppm : FULL_WIDTH;
+      if (!(entry->flags & SOFT_ENTRY_STARTED) && set.count < MAX_RUNNING &&
+          (!started_width || started_width + width <= FULL_WIDTH)) {
+        entry->flags |= SOFT_ENTRY_STARTED;
+        entry->start_ns = now;
+        started_width += width ? width : 1;
+      }
+      if (entry->flags & SOFT_ENTRY_STARTED) {
+        if (entry->left_ns == 0) {
+          finish(entry, now);
+          continue;
+        }
+        if (set.count < MAX_RUNNING) {
+          set.at[set.count++] = (uint32_t)(seq & (SOFT_DEPTH - 1));
+          set.width += width;
+          if (entry->left_ns < set.least_left_ns) set.least_left_ns = entry->left_ns;
+        }
+      }
+    }
+    set.undone = true;
+    if (!queue->mixed) break; /* one stream: whatever follows waits for this one */
+    if (legacy) legacy_undone = true;
+    else if (entry->flags & SOFT_ENTRY_BLOCKING) blocking_undone = true;
+    if (stream_count == MAX_STREAMS) break;
+    streams[stream_count++] = entry->stream;
+  }
+  move_scan(queue);
+  return set;
+}
+
+static void run(soft_queue *queue, const running_set *set, uint64_t now, uint64_t step) {
+  for (uint32_t i = 0; i < set->count; i++) {
+    soft_entry *entry = &queue->entries[set->at[i]];
+    if (entry->left_ns > step) entry->left_ns -= step;
+    else finish(entry, now + step);
+  }
+  move_scan(queue);
+}
+
+/* ---- one card ------------------------------------------------------------ */
+
+static bool active(const soft_card *card, uint32_t queue) { return queue < SOFT_QUEUES && card->active[queue / 64] >> (queue % 64) & 1; }
+static void deactivate(soft_card *card, uint32_t queue) { card->active[queue / 64] &= ~(1ull << (queue % 64)); }
+
+void soft_sched_activate(soft_region *region, uint32_t queue) {
+  soft_queue *at = soft_queue_at(region, queue);
+  soft_card *card = at ? soft_card_at(region, at->card) : NULL;
+  if (card) card->active[queue / 64] |= 1ull << (queue % 64);
+}
+
+static uint32_t next_active(const soft_card *card, uint32_t after) {
+  uint32_t from = after < SOFT_QUEUES ? (after + 1) % SOFT_QUEUES : 0;
+  for (uint32_t i = 0; i <= SOFT_QUEUES / 64; i++) {
+    uint32_t word = (from / 64 + i) % (SOFT_QUEUES / 64);
+    uint64_t bits = card->active[word];
+    if (i == 0) bits &= ~0ull << (from % 64);
+    if (i == SOFT_QUEUES / 64) bits &= (1ull << (from % 64)) - 1;
+    if (bits) return word * 64 + (uint32_t)__builtin_ctzll(bits);
+  }
+  return SOFT_NO_INDEX;
+}
+
+static bool contended(const soft_card *card, uint32_t current) {
+  for (uint32_t i = 0; i < SOFT_QUEUES / 64; i++) {
+    uint64_t bits = card->active[i];
+    if (current / 64 == i) bits &= ~(1ull << (current % 64));
+    if (bits) return true;
+  }
+  return false;
+}
+
+static void note_busy(soft_bucket *buckets, uint32_t count, uint64_t from, uint64_t length) {
+  uint64_t end = from + length;
+  if (length > (uint64_t)count * SOFT_SAMPLE_NS) from = end - (uint64_t)count * SOFT_SAMPLE_NS;
+  while (from < end) {
+    uint64_t period = from / SOFT_SAMPLE_NS;
+    uint64_t stop = (period + 1) * SOFT_SAMPLE_NS < end ? (period + 1) * SOFT_SAMPLE_NS : end;
+    soft_bucket *bucket = &buckets[period % count];
+    if (bucket->period != period) *bucket = (soft_bucket){.period = period};
+    bucket->busy_ns += stop - from;
+    from = stop;
+  }
+}
+
+static void account(soft_region *region, soft_card *card, uint32_t index, soft_queue *queue, const running_set *set, uint64_t step) {
+  soft_slot *slot = soft_slot_at(region, queue->owner - 1);
+  if (!set->width) return;
+  card->busy_ns += step;
+  card->work_ns += (uint64_t)((unsigned __int128)step * set->width / FULL_WIDTH);
+  note_busy(card->buckets, SOFT_CARD_BUCKETS, card->sim_ns, step);
+  note_busy(queue->buckets, SOFT_QUEUE_BUCKETS, card->sim_ns, step);
+  if (slot) slot->usage[index].busy_ns += step;
+}
+
+typedef struct {
+  soft_queue *queue;     /* on the card, NULL: nobody has work that can run */
+  running_set set;
+  uint64_t wait_until_ns;
+} turn;
+
+/* Who has the card now, after all that takes no time has happened. */
+static turn take_turn(soft_region *region, uint32_t index, uint64_t until, int depth) {
+  soft_header *header = &region->state->header;
+  soft_card *card = &header->cards[index];
+  turn now = {.wait_until_ns = SOFT_FOREVER};
+
+  if (active(card, card->current) && card->slice_left_ns) {
+    soft_queue *queue = &region->state->queues[card->current];
+    now.set = start(region, queue, card->sim_ns, until, depth);
+    if (now.set.count) {
+      now.queue = queue;
+      return now;
+    }
+    if (!now.set.undone) deactivate(card, card->current);
+  }
+  uint32_t first = SOFT_NO_INDEX, candidate = card->current;
+  for (uint32_t looked = 0; looked <= SOFT_QUEUES; looked++) {
+    candidate = next_active(card, candidate);
+    if (candidate == SOFT_NO_INDEX || candidate == first) break;
+    if (first == SOFT_NO_INDEX) first = candidate;
+    soft_queue *queue = &region->state->queues[candidate];
+    if (queue->card != index || !queue->owner) {
+      deactivate(card, candidate);
+      first = first == candidate ? SOFT_NO_INDEX : first;
+      continue;
+    }
+    running_set set = start(region, queue, card->sim_ns, until, depth);
+    if (set.wait_until_ns < now.wait_until_ns) now.wait_until_ns = set.wait_until_ns;
+    if (!set.undone) {
+      deactivate(card, candidate);
+      first = first == candidate ? SOFT_NO_INDEX : first;
+      continue;
+    }
+    if (!set.count) continue;
+    if (candidate != card->current) {
+      if (card->current != SOFT_NO_INDEX) card->switch_left_ns = header->switch_ns;
+      card->current = candidate;
+      card->switches++;
+    }
+    card->slice_left_ns = header->quantum_ns ? header->quantum_ns : 1;
+    now.queue = queue;
+    now.set = set;
+    return now;
+  }
+  return now;
+}
+
+static void advance_card(soft_region *region, uint32_t index, uint64_t until, int depth) {
+  soft_header *header = &region->state->header;
+  soft_card *card = soft_card_at(region, index);
+  if (!card || card->sim_ns > until) return;
+  if (card->lost) {
+    card->sim_ns = until;
+    return;
+  }
+  for (int step = 0; step < MAX_STEPS; step++) {
+    turn now = take_turn(region, index, until, depth);
+    uint64_t room = until - card->sim_ns;
+    if (!room) return;
+    if (card->switch_left_ns) {
+      uint64_t taken = card->switch_left_ns < room ? card->switch_left_ns : room;
+      card->switch_left_ns -= taken;
+      card->sim_ns += taken;
+      continue;
+    }
+    if (!now.queue) {
+      card->sim_ns = now.wait_until_ns < until ? now.wait_until_ns : until;
+      continue;
+    }
+    bool shared = contended(card, card->current);
+    uint64_t length = now.set.least_left_ns < room ? now.set.least_left_ns : room;
+    if (shared && card->slice_left_ns < length) length = card->slice_left_ns;
+    account(region, card, index, now.queue, &now.set, length);
+    run(now.queue, &now.set, card->sim_ns, length);
+    card->sim_ns += length;
+    if (shared) card->slice_left_ns -= length;
+    else card->slice_left_ns = header->quantum_ns ? header->quantum_ns : 1;
+  }
+}
+
+void soft_sched_advance(soft_region *region, uint64_t until_ns) {
+  for (uint32_t c = 0; c < soft_card_count(region); c++) advance_card(region, c, until_ns, 0);
+}
+
+void soft_sched_advance_card(soft_region *region, uint32_t card, uint64_t until_ns) { advance_card(region, card, until_ns, 0); }
+
+uint64_t soft_sched_next(soft_region *region, uint32_t index) {
+  soft_card *card = soft_card_at(region, index);
+  if (!card || card->lost) return SOFT_FOREVER;
+  turn now = take_turn(region, index, card->sim_ns, 0);
+  if (!now.queue) return now.wait_until_ns;
+  if (card->switch_left_ns) return card->sim_ns + card->switch_left_ns;
+  uint64_t length = now.set.least_left_ns;
+  if (contended(card, card->current) && card->slice_left_ns < length) length = card->slice_left_ns;
+  return card->sim_ns + length < card->sim_ns ? SOFT_FOREVER : card->sim_ns + length;
+}
+
+/* ---- questions ----------------------------------------------------------- */
+
+bool soft_sched_done(soft_region *region, uint32_t index, uint32_t stream, uint64_t seq) {
+  soft_queue *queue = soft_queue_at(region, index);
+  if (!queue || !sound(queue)) return true;
+  if (seq >= queue->head) {
+    if (!queue->head) return true;
+    seq = queue->head - 1;
+  }
+  for (uint64_t at = seq + 1; at > queue->scan; at--) {
+    const soft_entry *entry = entry_at(queue, at - 1);
+    if (stream != SOFT_ALL_STREAMS && entry->stream != stream) continue;
+    if (!(entry->flags & SOFT_ENTRY_DONE)) return false;
+    if (stream != SOFT_ALL_STREAMS) return true; /* a stream's entries end in order */
+  }
+  return true;
+}
+
+uint64_t soft_sched_least(soft_region *region, uint32_t index, uint32_t stream, uint64_t seq) {
+  soft_queue *queue = soft_queue_at(region, index);
+  uint64_t sum = 0;
+  if (!queue || !sound(queue) || queue->scan == queue->head) return 0;
+  if (seq >= queue->head) seq = queue->head - 1;
+  if (stream == SOFT_ALL_STREAMS) {
+    /* the last one's stream is as good a bound as any */
+    uint64_t at = seq;
+    while (at > queue->scan && (entry_at(queue, at)->flags & SOFT_ENTRY_DONE)) at--;
+    stream = entry_at(queue, at)->stream;
+  }
+  for (uint64_t at = queue->scan; at <= seq; at++) {
+    const soft_entry *entry = entry_at(queue, at);
+    if (entry->stream == stream && !(entry->flags & SOFT_ENTRY_DONE)) sum += entry->left_ns;
+  }
+  return sum;
+}
+
+uint64_t soft_sched_card_busy(const soft_card *card, uint64_t now_ns) {
+  uint64_t period = now_ns / SOFT_SAMPLE_NS;
+  if (!period) return 0;
+  const soft_bucket *bucket = &card->buckets[(period - 1) % SOFT_CARD_BUCKETS];
+  if (bucket->period != period - 1) return 0;
+  return bucket->busy_ns < SOFT_SAMPLE_NS ? bucket->busy_ns : SOFT_SAMPLE_NS;
+}
+
+uint64_t soft_sched_queue_busy(const soft_queue *queue, uint64_t period) {
+  const soft_bucket *bucket = &queue->buckets[period % SOFT_QUEUE_BUCKETS];
+  if (bucket->period != period) return 0;
+  return bucket->busy_ns < SOFT_SAMPLE_NS ? bucket->busy_ns : SOFT_SAMPLE_NS;
+}
+
+/* ---- queues come and go -------------------------------------------------- */
+
+uint32_t soft_sched_queue(soft_region *region, uint32_t card) {
+  soft_slot *slot = soft_slot_at(region, region->me);
+  if (!slot || card >= SOFT_CARDS) return SOFT_NO_INDEX;
+  uint32_t mine = slot->usage[card].queue;
+  if (mine < SOFT_QUEUES && region->state->queues[mine].owner == region->me + 1) return mine;
+  for (uint32_t i = 0; i < SOFT_QUEUES; i++) {
+    soft_queue *queue = &region->state->queues[i];
+    if (queue->owner) continue;
+    queue->card = card;
+    queue->head = queue->tail = queue->scan = 0;
+    queue->mixed = 0;
+    memset(queue->buckets, 0, sizeof queue->buckets);
+    queue->owner = region->me + 1;
+    if (region->state->header.queues_high < i + 1) region->state->header.queues_high = i + 1;
+    slot->usage[card].queue = i;
+    return i;
+  }
+  return SOFT_NO_INDEX;
+}
+
+void soft_sched_drop_queue(soft_region *region, uint32_t index) {
+  soft_queue *queue = soft_queue_at(region, index);
+  if (!queue) return;
+  soft_card *card = soft_card_at(region, queue->card);
+  uint64_t now = soft_now(region);
+  if (sound(queue))
+    for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
+      soft_entry *entry = entry_at(queue, seq);
+      if (!(entry->flags & SOFT_ENTRY_DONE)) finish(entry, now);
+    }
+  queue->scan = queue->head;
+  queue->mixed = 0;
+  if (!card) return;
+  deactivate(card, index);
+  if (card->current == index) {
+    card->slice_left_ns = 0;
+    card->switch_left_ns = 0;
+  }
+}
+
+void soft_sched_drop_slot(soft_region *region, uint32_t index) {
+  soft_slot *slot = soft_slot_at(region, index);
+  if (!slot) return;
+  for (uint32_t c = 0; c < SOFT_CARDS; c++) {
+    soft_queue *queue = soft_queue_at(region, slot->usage[c].queue);
+    if (!queue || queue->owner != index + 1) continue;
+    soft_sched_drop_queue(region, slot->usage[c].queue);
+    queue->owner = 0;
+    slot->usage[c].queue = SOFT_NO_INDEX;
+  }
+}
+
+void soft_sched_repair(soft_region *region) {
+  soft_header *header = &region->state->header;
+  uint32_t high = header->queues_high <= SOFT_QUEUES ? header->queues_high : SOFT_QUEUES;
+  for (uint32_t c = 0; c < SOFT_CARDS; c++) memset(header->cards[c].active, 0, sizeof header->cards[c].active);
+  for (uint32_t i = 0; i < high; i++) {
+    soft_queue *queue = &region->state->queues[i];
+    if (!queue->owner) continue;
+    soft_slot *slot = soft_slot_at(region, queue->owner - 1);
+    if (!slot || queue->card >= SOFT_CARDS || slot->usage[queue->card].queue != i) {
+      queue->owner = 0; /* its process died between taking it and noting so */
+      continue;
+    }
+    sound(queue);
+    if (queue->scan < queue->head) {
+      queue->mixed = 1;
+      soft_sched_activate(region, i);
+    }
+  }
+}
