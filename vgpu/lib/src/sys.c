@@ -159,6 +159,25 @@ static bool read_stat(uint32_t pid, char *letter, uint64_t *start_ticks) {
     return false;
 }
 
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
+    return x ^ (x >> 32);
+}
+
+/* The kernel hands each program that is started 16 random bytes. The C library makes its stack and pointer
+ * guards of them, so what is written where others can read it is 32 bits of a hash of all 16: no guard can be
+ * told from that. */
+static uint64_t image_of_this_program(void) {
+    uint64_t words[2] = {0, 0};
+    const void *random = (const void *)getauxval(AT_RANDOM);
+    if (random == NULL) {
+        return 0;
+    }
+    memcpy(words, random, sizeof words);
+    return (mix(mix(words[0]) ^ words[1]) >> 32) | 1u << 31;
+}
+
 struct carve_identity carve_self(void) {
     int saved = errno;
     struct carve_identity self = {carve_pid(), 0, 0, 0};
@@ -171,11 +190,7 @@ struct carve_identity carve_self(void) {
     if (n > 5) {
         self.pid_namespace = take_number(link + 5, link + n);
     }
-    /* The kernel hands each program that is started 16 random bytes. */
-    const void *random = (const void *)getauxval(AT_RANDOM);
-    if (random != NULL) {
-        memcpy(&self.image, random, sizeof self.image);
-    }
+    self.image = image_of_this_program();
     errno = saved;
     return self;
 }

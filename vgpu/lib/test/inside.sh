@@ -3,6 +3,8 @@
 # inside.sh CUDA_FRONT NVML_FRONT CUDA_DRIVER NVML_DRIVER COMMAND...: runs a command where the fronts stand in
 # the driver's place as they do in a container: the same inode behind both names, the driver's own files at the
 # private path. All of it in a mount namespace that ends with the command; nothing of the machine is changed.
+#
+# With a software GPU's root in place of the two drivers ("soft:ROOT -"), its state and device nodes are there too.
 set -eu
 if [ "${1:-}" != --entered ]; then
     if [ "$(id -u)" = 0 ]; then
@@ -11,7 +13,14 @@ if [ "${1:-}" != --entered ]; then
     exec unshare --user --map-root-user --mount --propagation private -- "$0" --entered "$@"
 fi
 shift
-cuda_front=$(realpath "$1") nvml_front=$(realpath "$2") cuda=$(realpath "$3") nvml=$(realpath "$4")
+cuda_front=$(realpath "$1") nvml_front=$(realpath "$2") soft=
+case $3 in
+soft:*)
+    soft=$(realpath "${3#soft:}")
+    cuda=$(realpath "$soft"/usr/lib/*/libcuda.so.1) nvml=$(realpath "$soft"/usr/lib/*/libnvidia-ml.so.1)
+    ;;
+*) cuda=$(realpath "$3") nvml=$(realpath "$4") ;;
+esac
 shift 4
 
 version=550.90.07
@@ -35,4 +44,21 @@ for library in libcuda libnvidia-ml; do
     mount --bind "$libdir/$library.so.$version" "$libdir/$library.so.1"
     ln -s $library.so.1 "$libdir/$library.so"
 done
+if [ -n "$soft" ]; then
+    mkdir /usr/lib/softgpu "$scratch/dev"
+    mount --bind "$soft/softgpu" /usr/lib/softgpu
+    mount -t tmpfs -o mode=755 carve-test "$scratch/dev"
+    for node in null zero full random urandom tty; do
+        : > "$scratch/dev/$node"
+        mount --bind "/dev/$node" "$scratch/dev/$node"
+    done
+    for node in "$soft"/dev/*; do
+        : > "$scratch/dev/${node##*/}"
+        mount --bind "$node" "$scratch/dev/${node##*/}"
+    done
+    mkdir "$scratch/dev/shm" "$scratch/dev/pts"
+    mount --bind /dev/shm "$scratch/dev/shm"
+    mount --rbind "$scratch/dev" /dev
+    cp "$soft/usr/bin/nvidia-smi" /usr/lib/carve/nvidia-smi
+fi
 LIBDIR=$libdir DRIVER_VERSION=$version "$@"

@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# run.sh CUDA_FRONT NVML_FRONT FOLDER SECONDS: runs the test programs of a build folder and adds up what they say.
-# The last line is "N passed, M failed".
+# run.sh CUDA_FRONT NVML_FRONT FOLDER SECONDS SOFT: runs the test programs of a build folder and adds up what they
+# say. SOFT is the build folder of the software GPU. The last line is "N passed, M failed".
 set -u
-cuda_front=$1 nvml_front=$2 folder=$3 seconds=$4
+cuda_front=$1 nvml_front=$2 folder=$3 seconds=$4 soft=$5
 here=$(dirname "$0")
 passed=0 failed=0 output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+root=$folder/soft-root
+trap 'rm -f "$output"; "$soft/softgpu" destroy "$root" > /dev/null 2>&1' EXIT
 
 # run NAME COMMAND...: shows what went wrong, and all of it if the program didn't come to its last line.
 run() {
@@ -43,5 +44,19 @@ run "usage file" inside "$cuda_front" "$folder/usage_test"
 run "NVML" inside "$cuda_front" "$folder/nvml_test"
 run "interleavings" inside "$folder/libcarve-cuda-steps.so" "$folder/puppet_test"
 run "races" inside "$folder/libcarve-cuda-steps.so" "$folder/race_test" "$seconds"
+
+# on_soft NAME DRIVER PROGRAM...: over a software GPU with a driver of that version.
+on_soft() {
+    name=$1 driver=$2
+    shift 2
+    "$soft/softgpu" destroy "$root" > /dev/null 2>&1
+    "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver "$driver" > "$output" 2>&1 || cat "$output"
+    run "$name, driver $driver" "$here/inside.sh" "$cuda_front" "$nvml_front" "soft:$root" - "$@"
+}
+
+for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
+    on_soft "loader" "$driver" "$folder/loader_test"
+    on_soft "software GPU" "$driver" "$folder/soft_test"
+done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

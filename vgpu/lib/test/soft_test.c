@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shipped front over the software GPU: what the ledger charges is, after each single call, what the driver
+ * says that the process uses. Two cards: the first A100-80, the second A30.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "box.h"
+#include "nvml_abi.h"
+#include "tap.h"
+
+static void *real_nvml;
+static nvmlDevice_t real_cards[2];
+
+#define REAL(name) ((__typeof__(name) *)dlsym(real_nvml, #name))
+
+/* The real NVML behind the front. */
+static void find_truth(const struct api *a) {
+    CUuuid uuid;
+    dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    real_nvml = dlopen("/usr/lib/carve/driver/libnvidia-ml.so.1", RTLD_NOW | RTLD_NOLOAD);
+    REAL(nvmlInit_v2)();
+    for (int i = 0; i < 2; i++) {
+        ((__typeof__(cuDeviceGetUuid_v2) *)dlsym(a->handle, "cuDeviceGetUuid_v2"))(&uuid, i);
+        for (unsigned n = 0; n < 2; n++) {
+            nvmlDevice_t device;
+            char text[96], mine[96], *at = mine + sprintf(mine, "GPU-");
+            REAL(nvmlDeviceGetHandleByIndex_v2)(n, &device);
+            REAL(nvmlDeviceGetUUID)(device, text, sizeof text);
+            for (int b = 0; b < 16; b++) {
+                at += sprintf(at, "%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", uuid.bytes[b]);
+            }
+            if (strcmp(text, mine) == 0) {
+                real_cards[i] = device;
+            }
+        }
+    }
+}
+
+/* What the driver says that a process of this namespace has on a card. */
+static uint64_t truth(int card, pid_t pid) {
+    nvmlProcessInfo_t list[64];
+    unsigned int count = 64;
+    if (REAL(nvmlDeviceGetComputeRunningProcesses_v3)(real_cards[card], &count, list) != NVML_SUCCESS) {
+        return UINT64_MAX;
+    }
+    for (unsigned int i = 0; i < count; i++) {
+        if (list[i].pid == (unsigned)pid) {
+            return list[i].usedGpuMemory;
+        }
+    }
+    return 0;
+}
+
+/* Limits in the order of the driver's cards, by the UUIDs that it gives. */
+static struct api start(uint64_t first_mib, uint64_t second_mib, uint32_t flags) {
+    uint64_t limits[2] = {first_mib * MIB, second_mib * MIB};
+    struct api a = api_load("libcuda.so.1");
+    if (a.cuInit(0) != CUDA_SUCCESS) {
+        fprintf(stderr, "cuInit failed\n");
+        exit(3);
+    }
+    box_make(2, limits, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        CUuuid uuid;
+        ((__typeof__(cuDeviceGetUuid_v2) *)dlsym(a.handle, "cuDeviceGetUuid_v2"))(&uuid, (int)i);
+        memcpy(box_limits()->banks[1].cards[i].uuid, uuid.bytes, 16);
+        memcpy(box_limits()->banks[0].cards[i].uuid, uuid.bytes, 16);
+    }
+    box_flags(flags); /* also closes the bank anew */
+    find_truth(&a);
+    return a;
+}
+
+struct info { size_t free, total; };
+static struct info info(const struct api *a) {
+    struct info i = {1, 1};
+    a->cuMemGetInfo_v2(&i.free, &i.total);
+    return i;
+}
+
+static void exact_limits(void) {
+    struct api a = start(8000, 16000, CARVE_LIMITS_SELF_VISIBLE);
+    CUcontext c[2];
+    for (int card = 0; card < 2; card++) {
+        uint64_t limit = (card == 0 ? 8000 : 16000) * MIB;
+        size_t total = 0;
+        CUdeviceptr p = 77;
+        check(a.cuCtxCreate_v2(&c[card], 0, card) == CUDA_SUCCESS, "a context on card %d", card);
+        uint64_t context = truth(card, getpid());
+        struct info first = info(&a);
+        check(context > 50 * MIB && first.total == limit && first.free == limit - context, "first free is %zu MiB less the context's %zu", limit / MIB, context / MIB);
+        check(a.cuDeviceTotalMem_v2(&total, card) == CUDA_SUCCESS && total == limit, "so says cuDeviceTotalMem");
+        check(a.cuMemAlloc_v2(&p, first.free + MIB) == CUDA_ERROR_OUT_OF_MEMORY && p == 77 && truth(card, getpid()) == context, "one MiB over is refused, nothing changes");
+        check(a.cuMemAlloc_v2(&p, first.free / (2 * MIB) * (2 * MIB)) == CUDA_SUCCESS && truth(card, getpid()) <= limit && info(&a).free < 2 * MIB, "all that is free, in whole pages, is had");
+        check(a.cuMemFree_v2(p) == CUDA_SUCCESS && info(&a).free == first.free, "and given back");
+    }
+    check(a.cuCtxDestroy_v2(c[0]) == CUDA_SUCCESS && a.cuCtxDestroy_v2(c[1]) == CUDA_SUCCESS && box_used(0) == 0 && box_used(1) == 0, "destroyed, nothing is charged");
+}
+
+/* Random calls; the ledger and the driver agree after every one. Managed memory lives on the host there, and is
+ * charged by policy, so it is left out. */
+static void agrees_with_the_driver(void) {
+    struct api a = start(3000, 3000, CARVE_LIMITS_SELF_VISIBLE);
+    enum { LIVE = 400 };
+    static CUdeviceptr p[2][LIVE];
+    CUcontext c[2] = {NULL, NULL};
+    unsigned seed = 7, disagree = 0, refused = 0, had = 0, strange = 0;
+    for (int i = 0; i < 12000; i++) {
+        int card = rand_r(&seed) % 2, at = rand_r(&seed) % LIVE;
+        if (c[card] == NULL) {
+            strange += a.cuCtxCreate_v2(&c[card], 0, card) != CUDA_SUCCESS;
+            memset(p[card], 0, sizeof p[card]);
+        }
+        a.cuCtxSetCurrent(c[card]);
+        unsigned what = (unsigned)rand_r(&seed) % 1000;
+        if (what == 0) {
+            strange += a.cuCtxDestroy_v2(c[card]) != CUDA_SUCCESS;
+            c[card] = NULL;
+        } else if (p[card][at] != 0) {
+            strange += a.cuMemFree_v2(p[card][at]) != CUDA_SUCCESS;
+            p[card][at] = 0;
+        } else {
+            CUresult result;
+            size_t pitch;
+            if (what < 500) {
+                result = a.cuMemAlloc_v2(&p[card][at], 1 + (unsigned)rand_r(&seed) % 60000);
+            } else if (what < 900) {
+                result = a.cuMemAlloc_v2(&p[card][at], 1 + (uint64_t)(unsigned)rand_r(&seed) % (60 * MIB));
+            } else {
+                result = a.cuMemAllocPitch_v2(&p[card][at], &pitch, 1 + (unsigned)rand_r(&seed) % 5000, 1 + (unsigned)rand_r(&seed) % 3000, 8);
+            }
+            had += result == CUDA_SUCCESS;
+            refused += result == CUDA_ERROR_OUT_OF_MEMORY;
+            strange += result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY;
+            p[card][at] = result == CUDA_SUCCESS ? p[card][at] : 0;
+        }
+        if (box_used((unsigned)card) != truth(card, getpid())) {
+            if (disagree++ == 0) {
+                printf("# call %d: %zu charged, %zu on the card\n", i, box_used((unsigned)card), truth(card, getpid()));
+            }
+        }
+    }
+    check(disagree == 0, "after each of 12000 calls the ledger has what the driver has (%u times not)", disagree);
+    check(had > 3000 && refused > 100 && strange == 0, "%u grants, %u refusals, %u strange answers", had, refused, strange);
+}
+
+static struct api shared_api;
+static CUcontext shared_context;
+static void *stress(void *argument) {
+    unsigned seed = (unsigned)(uintptr_t)argument;
+    CUdeviceptr p[32] = {0};
+    shared_api.cuCtxSetCurrent(shared_context);
+    for (int i = 0; i < 3000; i++) {
+        int at = rand_r(&seed) % 32;
+        if (p[at] != 0) {
+            shared_api.cuMemFree_v2(p[at]);
+            p[at] = 0;
+        } else if (shared_api.cuMemAlloc_v2(&p[at], 1 + (unsigned)rand_r(&seed) % (rand_r(&seed) % 2 == 0 ? 40u << 20 : 3000u)) != CUDA_SUCCESS) {
+            p[at] = 0;
+        }
+    }
+    for (int i = 0; i < 32; i++) {
+        if (p[i] != 0) {
+            shared_api.cuMemFree_v2(p[i]);
+        }
+    }
+    return NULL;
+}
+
+static void threads(void) {
+    shared_api = start(1000, 1000, CARVE_LIMITS_SELF_VISIBLE);
+    pthread_t t[6];
+    shared_api.cuDevicePrimaryCtxRetain(&shared_context, 0);
+    for (int i = 0; i < 6; i++) {
+        pthread_create(&t[i], NULL, stress, (void *)(uintptr_t)(i + 1));
+    }
+    for (int i = 0; i < 6; i++) {
+        pthread_join(t[i], NULL);
+    }
+    check(box_used(0) == truth(0, getpid()) && box_pending(0) == 0, "after six threads ledger and driver agree");
+    check(shared_api.cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS && box_used(0) == 0 && truth(0, getpid()) == 0, "and both have nothing when the context is gone");
+}
+
+static void processes(void) {
+    struct api a = start(2000, 2000, CARVE_LIMITS_SELF_VISIBLE);
+    int ready[2], stay[2];
+    char byte;
+    if (pipe(ready) != 0 || pipe(stay) != 0) {
+        exit(2);
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        /* The driver can't be used in a child of a process that started it; a new program can. */
+        char to[16], from[16];
+        snprintf(to, sizeof to, "%d", ready[1]);
+        snprintf(from, sizeof from, "%d", stay[0]);
+        execl("/proc/self/exe", "soft_test", "hold", to, from, (char *)NULL);
+        _exit(98);
+    }
+    check(read(ready[0], &byte, 1) == 1, "a second process holds 700 MiB");
+    CUcontext c;
+    CUdeviceptr p;
+    a.cuCtxCreate_v2(&c, 0, 0);
+    uint64_t own = truth(0, getpid()), theirs = truth(0, pid);
+    check(theirs > 700 * MIB && info(&a).free == 2000 * MIB - own - theirs, "free is the limit less what both have, contexts included");
+    check(a.cuMemAlloc_v2(&p, info(&a).free + 2 * MIB) == CUDA_ERROR_OUT_OF_MEMORY && a.cuMemAlloc_v2(&p, info(&a).free) == CUDA_SUCCESS, "and is what can be had");
+    int slot = box_slot_of(pid);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    check(a.cuMemFree_v2(p) == CUDA_SUCCESS && info(&a).free == 2000 * MIB - own - theirs && slot >= 0, "killed, it stays charged");
+    box_reclaim((unsigned)slot);
+    check(info(&a).free == 2000 * MIB - own, "until it is reclaimed");
+}
+
+static int hold(int to, int from) {
+    struct api a = api_start("libcuda.so.1");
+    CUdeviceptr p;
+    char byte;
+    if (a.cuMemAlloc_v2(&p, 700 * MIB) != CUDA_SUCCESS || write(to, "", 1) != 1) {
+        return 1;
+    }
+    return read(from, &byte, 1) == 0;
+}
+
+static void shown_by_nvml(void) {
+    struct api a = start(8000, 16000, CARVE_LIMITS_SELF_VISIBLE);
+    CUcontext c;
+    a.cuCtxCreate_v2(&c, 0, 1);
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    for (int card = 0; card < 2; card++) {
+        nvmlMemory_t m = {0};
+        nvmlProcessInfo_t list[8];
+        unsigned int count = 8;
+        check(((__typeof__(nvmlDeviceGetMemoryInfo) *)dlsym(nvml, "nvmlDeviceGetMemoryInfo"))(real_cards[card], &m) == NVML_SUCCESS &&
+                  m.total == (card == 0 ? 8000 : 16000) * MIB && m.used == truth(card, getpid()),
+              "NVML shows the share of card %d", card);
+        check(((__typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *)dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3"))(real_cards[card], &count, list) == NVML_SUCCESS &&
+                  count == (unsigned)card,
+              "and %d process there", card);
+    }
+    char line[256];
+    int found = 0;
+    FILE *smi = popen("/usr/lib/carve/nvidia-smi", "r");
+    while (smi != NULL && fgets(line, sizeof line, smi) != NULL) {
+        found += strstr(line, "8000MiB") != NULL || strstr(line, "16000MiB") != NULL;
+    }
+    check(smi != NULL && pclose(smi) == 0 && found == 2, "so does nvidia-smi");
+}
+
+static int run(void *scenario) {
+    ((void (*)(void))scenario)();
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4 && strcmp(argv[1], "hold") == 0) {
+        return hold(atoi(argv[2]), atoi(argv[3]));
+    }
+    check(in_child(run, (void *)exact_limits) == 0, "exact limits: ran to its end");
+    check(in_child(run, (void *)agrees_with_the_driver) == 0, "agrees with the driver: ran to its end");
+    check(in_child(run, (void *)threads) == 0, "threads: ran to its end");
+    check(in_child(run, (void *)processes) == 0, "processes: ran to its end");
+    check(in_child(run, (void *)shown_by_nvml) == 0, "shown by NVML: ran to its end");
+    return tap_done();
+}
