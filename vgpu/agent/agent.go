@@ -150,13 +150,12 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		sandboxes:  map[string]sandbox{},
 		containers: map[string]use{},
 	}
-	for _, dir := range []string{a.files.dir, c.StateDir} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("start agent: %w", err)
-		}
+	err := errors.Join(os.MkdirAll(a.files.dir, 0o755), os.MkdirAll(c.StateDir, 0o755))
+	if err == nil {
+		a.lock, err = lockDir(ctx, c.StateDir, c.Log)
 	}
-	var err error
-	if a.lock, err = lockDir(ctx, c.StateDir, c.Log); err != nil {
+	if err != nil {
+		a.queue.ShutDown()
 		return nil, fmt.Errorf("start agent: %w", err)
 	}
 	if a.installed, err = install(c.LibDir, filepath.Join(c.StateDir, "lib")); err == nil {
@@ -166,6 +165,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		err = a.replay()
 	}
 	if err != nil {
+		a.queue.ShutDown()
 		a.lock.Close()
 		return nil, fmt.Errorf("start agent: %w", err)
 	}

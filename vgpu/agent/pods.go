@@ -72,10 +72,21 @@ func (s sandbox) found(uid string) found {
 // from: "api", "file" or "http".
 const configSource = "kubernetes.io/config.source"
 
+// mirrorOf is on a pod that stands in the API for a static one. Its value is
+// the UID by which the kubelet and the runtime know that pod.
+const mirrorOf = "kubernetes.io/config.mirror"
+
+func podUID(p *corev1.Pod) string {
+	if uid := p.Annotations[mirrorOf]; uid != "" {
+		return uid
+	}
+	return string(p.UID)
+}
+
 // readPod keeps the parts that matter.
 func readPod(p *corev1.Pod) pod {
 	out := pod{
-		uid: string(p.UID), namespace: p.Namespace, name: p.Name,
+		uid: podUID(p), namespace: p.Namespace, name: p.Name,
 		grant: p.Annotations[api.AnnotationGrant],
 		asks:  map[string]bool{}, done: map[string]bool{},
 		over: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
@@ -118,6 +129,12 @@ func slim(o any) (any, error) {
 	if !ok {
 		return o, nil
 	}
+	annotations := map[string]string{}
+	for _, key := range []string{api.AnnotationGrant, mirrorOf} {
+		if v, ok := p.Annotations[key]; ok {
+			annotations[key] = v
+		}
+	}
 	containers := func(in []corev1.Container) []corev1.Container {
 		var out []corev1.Container
 		for _, c := range in {
@@ -129,7 +146,7 @@ func slim(o any) (any, error) {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
-			Annotations: map[string]string{api.AnnotationGrant: p.Annotations[api.AnnotationGrant]},
+			Annotations: annotations,
 		},
 		Spec: corev1.PodSpec{
 			NodeName:       p.Spec.NodeName,
@@ -193,7 +210,7 @@ func (a *Agent) podDeleted(o any) {
 	if !ok {
 		return
 	}
-	uid := string(p.UID)
+	uid := podUID(p)
 	a.mu.Lock()
 	delete(a.pods, uid)
 	delete(a.sandboxes, uid)

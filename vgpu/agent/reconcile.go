@@ -293,7 +293,7 @@ func (a *Agent) forget(uid string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.refused, uid)
-	if _, ok := a.pods[uid]; !ok {
+	if _, ok := a.pods[uid]; ok {
 		delete(a.sandboxes, uid)
 	}
 }

@@ -1,0 +1,553 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+// testNode is a running agent with everything around it.
+type testNode struct {
+	*Agent
+	t     *testing.T
+	api   *apiServer
+	cards *twoCards
+	dir   string
+	stop  func()
+}
+
+func startNode(t *testing.T) *testNode {
+	t.Helper()
+	n := &testNode{t: t, dir: t.TempDir(), cards: &twoCards{}, api: newAPIServer(t)}
+	makeRoot(t, n.dir)
+	n.start()
+	// The directory can't be removed while file systems are mounted in it.
+	t.Cleanup(func() {
+		n.stop()
+		uids, _ := n.files.pods()
+		for _, uid := range uids {
+			n.files.clear(uid)
+		}
+	})
+	return n
+}
+
+// start starts an agent on the node's directories, as after a restart.
+func (n *testNode) start() {
+	n.t.Helper()
+	a, err := New(n.t.Context(), testConfig(n.t, n.dir, n.api, n.cards))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); a.Run(ctx) }()
+	n.Agent = a
+	n.stop = func() { cancel(); <-done }
+}
+
+// link plays the hook's link coming up with the containers that the runtime
+// has.
+func (n *testNode) link(containers ...RuntimeContainer) {
+	n.Synchronize(containers)
+	n.LinkChanged(true)
+}
+
+func (n *testNode) prepared(uid, container string) bool {
+	p, err := n.Slice(RuntimeContainer{ID: "look", PodUID: uid, Name: container})
+	return err == nil && p != nil
+}
+
+func (n *testNode) refusal(uid string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.refused[uid]
+}
+
+// leftovers are the slices' directories and records.
+func (n *testNode) leftovers() []string {
+	n.t.Helper()
+	var out []string
+	for _, dir := range []string{"run/slices", "state/journal"} {
+		entries, err := os.ReadDir(filepath.Join(n.dir, dir))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		for _, e := range entries {
+			out = append(out, dir+"/"+e.Name())
+		}
+	}
+	return out
+}
+
+func slicesOf(s v1alpha1.GPUNodeStatus, card string) string {
+	var out []string
+	for _, c := range s.Cards {
+		if c.UUID == card {
+			for _, x := range c.Slices {
+				out = append(out, x.PodUID+"/"+x.Container+"="+x.State)
+			}
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func TestLifeOfASlice(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	g := grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardB, 8000, 30)})
+	n.api.setPod(podWith(t, "uid-1", g))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+
+	p, err := n.Slice(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Cards) != 1 || p.Cards[0].Path != "/dev/nvidia1" || p.Cards[0].Major != 195 || p.Cards[0].Minor != 2 {
+		t.Errorf("cards %+v", p.Cards)
+	}
+	l, err := region.ReadLimits(p.LimitsPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Cards) != 1 || l.Cards[0].UUID.String() != cardB || l.Cards[0].LimitBytes != 8000<<20 || l.Cards[0].ComputePPM != 300000 {
+		t.Errorf("limits %+v", l)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(p.UsagePath), &fs); err != nil {
+		t.Fatal(err)
+	}
+	if fs.Type != unix.TMPFS_MAGIC || int64(fs.Blocks)*fs.Bsize > usageFSBytes+1<<16 || fs.Files > usageFSInodes {
+		t.Errorf("usage lies on %+v, want a small tmpfs of its own", fs)
+	}
+	eventually(t, "the report shows it prepared", func() bool {
+		s, _ := n.api.report()
+		return slicesOf(s, cardB) == "uid-1/app=prepared" && s.Summary.GrantedMiB == 8000
+	})
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	eventually(t, "the report shows it active", func() bool {
+		s, _ := n.api.report()
+		return slicesOf(s, cardB) == "uid-1/app=active"
+	})
+	n.api.deletePod("uid-1")
+	time.Sleep(100 * time.Millisecond)
+	if !n.prepared("uid-1", "app") {
+		t.Error("the slice is gone while its container runs")
+	}
+	n.Exited("c1")
+	eventually(t, "the report shows none", func() bool { s, _ := n.api.report(); return slicesOf(s, cardB) == "" })
+	if left := n.leftovers(); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestAnIdleNodeWritesNothing(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is reported", func() bool { s, _ := n.api.report(); return slicesOf(s, cardA) != "" })
+	_, before := n.api.report()
+	// Looks at everything, and changes that don't matter to the report.
+	for range 5 {
+		n.readCards()
+		n.queueAll()
+		n.Agent.report()
+		time.Sleep(100 * time.Millisecond)
+	}
+	if _, after := n.api.report(); after != before {
+		t.Errorf("%d writes without a change", after-before)
+	}
+}
+
+func TestASomeoneElsesReportIsPutRight(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	eventually(t, "a report", func() bool { s, _ := n.api.report(); return len(s.Cards) == 2 })
+	n.api.mu.Lock()
+	n.api.putStatus(v1alpha1.GPUNodeStatus{AgentVersion: "forged"})
+	n.api.mu.Unlock()
+	eventually(t, "it is put right", func() bool { s, _ := n.api.report(); return s.AgentVersion == "test" && len(s.Cards) == 2 })
+}
+
+// Attempt n+1 of a crash-looping container is created before n is removed.
+func TestALateRemovalOfAnEarlierContainerChangesNothing(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.Adjusted(RuntimeContainer{ID: "first", PodUID: "uid-1", Name: "app"})
+	n.Exited("first")
+	n.Adjusted(RuntimeContainer{ID: "second", PodUID: "uid-1", Name: "app"})
+	n.api.deletePod("uid-1")
+	n.Exited("first")
+	n.Exited("never seen")
+	time.Sleep(100 * time.Millisecond)
+	if !n.prepared("uid-1", "app") {
+		t.Fatal("the slice went with a container that had ended long before")
+	}
+	n.Exited("second")
+	eventually(t, "it is released", func() bool { return len(n.leftovers()) == 0 })
+}
+
+// A finished pod keeps its dead container: RemoveContainer doesn't come.
+func TestAFinishedPodGivesItsSliceBack(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	p := podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)}))
+	n.api.setPod(p)
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	done := p.DeepCopy()
+	done.Status.Phase = corev1.PodSucceeded
+	n.api.setPod(done)
+	n.Exited("c1")
+	eventually(t, "it is released", func() bool { return len(n.leftovers()) == 0 })
+}
+
+func TestNothingIsReleasedBeforeTheRuntimeHasListedItsContainers(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.stop()
+	n.api.deletePod("uid-1")
+	n.start()
+	eventually(t, "pods are known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.watched })
+	time.Sleep(100 * time.Millisecond)
+	if len(n.leftovers()) == 0 {
+		t.Fatal("released without asking the runtime")
+	}
+	// It still runs, and ends later.
+	n.link(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app", Adjusted: true})
+	time.Sleep(100 * time.Millisecond)
+	if len(n.leftovers()) == 0 {
+		t.Fatal("released while a container runs")
+	}
+	n.Exited("c1")
+	eventually(t, "it is released", func() bool { return len(n.leftovers()) == 0 })
+}
+
+// /run is gone after a reboot, the journal isn't.
+func TestSlicesComeBackAfterAReboot(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	g := grantOf("uid-1", 3, map[string][]api.CardGrant{"app": shareOf(cardA, 4096, 50)})
+	n.api.setPod(podWith(t, "uid-1", g))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.stop()
+	if err := n.files.clear("uid-1"); err != nil {
+		t.Fatal(err)
+	}
+	n.api.setAway(true) // and the API server isn't up yet
+	n.start()
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	l, err := region.ReadLimits(n.files.limits("uid-1", "app"))
+	if err != nil || l.Cards[0].LimitBytes != 4096<<20 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+func TestAResizeReachesTheFileInPlace(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 1000, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	path := n.files.limits("uid-1", "app")
+	before, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 2, map[string][]api.CardGrant{"app": shareOf(cardA, 2000, 0)})))
+	eventually(t, "the limits grow", func() bool {
+		l, err := region.ReadLimits(path)
+		return err == nil && l.Cards[0].LimitBytes == 2000<<20
+	})
+	after, err := os.Stat(path)
+	if err != nil || !os.SameFile(before, after) {
+		t.Errorf("the file was replaced: running containers keep the old one (%v)", err)
+	}
+	// An older generation comes late, and a second grant of the same one.
+	for _, g := range []api.Grant{
+		grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 1000, 0)}),
+		grantOf("uid-1", 2, map[string][]api.CardGrant{"app": shareOf(cardA, 3000, 0)}),
+	} {
+		n.api.setPod(podWith(t, "uid-1", g))
+		eventually(t, "it is refused", func() bool { return n.refusal("uid-1") != "" })
+		l, err := region.ReadLimits(path)
+		if err != nil || l.Cards[0].LimitBytes != 2000<<20 {
+			t.Errorf("after a grant of generation %d with %d MiB: %+v, %v", g.Generation, g.Containers["app"][0].MemMiB, l.Cards, err)
+		}
+		n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 2, map[string][]api.CardGrant{"app": shareOf(cardA, 2000, 0)})))
+		eventually(t, "the refusal is forgotten", func() bool { return n.refusal("uid-1") == "" })
+	}
+	if !n.prepared("uid-1", "app") {
+		t.Error("refused grants took the slice away")
+	}
+}
+
+func TestARefusedGrantIsSaidOnThePodAndToTheContainer(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	g := grantOf("another-pod", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})
+	p := podWith(t, "uid-1", g)
+	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{api.ResourceGPU: resource.MustParse("1")}
+	n.api.setPod(p)
+	eventually(t, "it is refused", func() bool { return n.refusal("uid-1") != "" })
+	if _, err := n.Slice(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app", Asked: true}); err == nil || !strings.Contains(err.Error(), "copied or forged") {
+		t.Errorf("the container is told %v", err)
+	}
+	if err := n.AwaitPrepared(t.Context(), "default", "pod-uid-1", "app"); err == nil || !strings.Contains(err.Error(), "copied or forged") {
+		t.Errorf("the kubelet is told %v", err)
+	}
+	eventually(t, "an event", func() bool {
+		return strings.Contains(n.api.said(), "pod-uid-1 GrantRefused: the grant is for pod another-pod")
+	})
+	if len(n.leftovers()) != 0 {
+		t.Errorf("left behind: %v", n.leftovers())
+	}
+}
+
+func TestContainersWithoutAGrant(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	asks := &corev1.Pod{}
+	asks.Name, asks.Namespace, asks.UID = "asks", "default", "uid-asks"
+	asks.Spec.NodeName = nodeName
+	asks.Spec.Containers = []corev1.Container{
+		{Name: "gpu", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{api.ResourceMemory: resource.MustParse("8000")}}},
+		{Name: "cpu"},
+	}
+	n.api.setPod(asks)
+	eventually(t, "the pod is known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return len(n.pods) == 1 })
+	for name, c := range map[string]struct {
+		container RuntimeContainer
+		want      string // "" for no refusal
+	}{
+		"asks for memory without a grant":     {RuntimeContainer{PodUID: "uid-asks", Name: "gpu"}, "carries no grant"},
+		"its neighbour that asks for nothing": {RuntimeContainer{PodUID: "uid-asks", Name: "cpu"}, ""},
+		"met the device plugin":               {RuntimeContainer{PodUID: "uid-asks", Name: "cpu", Asked: true}, "carries no grant"},
+		"an unknown pod":                      {RuntimeContainer{PodUID: "uid-other", Name: "x"}, ""},
+		"an unknown pod that met the plugin":  {RuntimeContainer{PodUID: "uid-other", Name: "x", Asked: true}, "doesn't know its pod yet"},
+	} {
+		p, err := n.Slice(c.container)
+		if p != nil {
+			t.Errorf("%s: gets %+v", name, p)
+		}
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	mirror := asks.DeepCopy()
+	mirror.Name, mirror.UID = "static-n1", "uid-mirror"
+	mirror.Annotations = map[string]string{mirrorOf: "uid-of-the-file"}
+	n.api.setPod(mirror)
+	eventually(t, "a static pod that asks is refused", func() bool {
+		_, err := n.Slice(RuntimeContainer{PodUID: "uid-of-the-file", Name: "gpu"})
+		return err != nil && strings.Contains(err.Error(), "carries no grant")
+	})
+	if err := n.AwaitPrepared(t.Context(), "default", "asks", "gpu"); err == nil || !strings.Contains(err.Error(), "carries no grant") {
+		t.Errorf("the kubelet is told %v", err)
+	}
+}
+
+func TestPreStartWaitsForSliceAndLink(t *testing.T) {
+	n := startNode(t)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := n.AwaitPrepared(short, "default", "pod-uid-1", "app"); err == nil || !strings.Contains(err.Error(), "no link to the container runtime") {
+		t.Errorf("without a link: %v", err)
+	}
+	n.link()
+	waited := make(chan error, 1)
+	go func() { waited <- n.AwaitPrepared(t.Context(), "default", "pod-uid-1", "app") }()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+	n.LinkChanged(false)
+	short, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := n.AwaitPrepared(short, "default", "pod-uid-1", "app"); err == nil {
+		t.Error("a prepared slice is enough while the link is down")
+	}
+}
+
+func TestWithTheAPIServerAwayTheSandboxStandsForThePod(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	eventually(t, "pods are known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.watched && n.hardware.known })
+	n.api.setAway(true)
+	g := grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})
+	text, err := g.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	annotations := map[string]string{api.AnnotationGrant: text, configSource: "api"}
+	n.SandboxStarted("uid-1", "default", "pod-uid-1", annotations)
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	if err := n.AwaitPrepared(t.Context(), "default", "pod-uid-1", "app"); err != nil {
+		t.Error(err)
+	}
+	// A file on the node isn't checked by any API server.
+	static := map[string]string{api.AnnotationGrant: strings.ReplaceAll(text, "uid-1", "uid-2"), configSource: "file"}
+	n.SandboxStarted("uid-2", "default", "static", static)
+	time.Sleep(100 * time.Millisecond)
+	if p, err := n.Slice(RuntimeContainer{PodUID: "uid-2", Name: "app"}); err == nil || p != nil {
+		t.Errorf("a static pod with a grant of its own gets %v, %v", p, err)
+	}
+	n.api.setAway(false)
+	n.api.setPod(podWith(t, "uid-1", g))
+	eventually(t, "the watch knows the pod", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.pods["uid-1"].uid != "" })
+	n.api.deletePod("uid-1")
+	eventually(t, "it is released", func() bool { return len(n.leftovers()) == 0 })
+}
+
+func TestAGrantInASandboxIsCheckedWithTheAPIServer(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	eventually(t, "pods are known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.watched })
+	text, err := grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.SandboxStarted("uid-1", "default", "nobody", map[string]string{api.AnnotationGrant: text, configSource: "api"})
+	eventually(t, "the API server has denied the pod", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return len(n.sandboxes) == 0 })
+	if n.prepared("uid-1", "app") || len(n.leftovers()) != 0 {
+		t.Error("a pod that doesn't exist has a slice")
+	}
+}
+
+func TestContainersThatStartedWithoutTheHookAreCountedAndStopped(t *testing.T) {
+	n := startNode(t)
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.link(
+		RuntimeContainer{ID: "gap", PodUID: "uid-1", Name: "app"},
+		RuntimeContainer{ID: "asked", PodUID: "uid-2", Name: "x", Asked: true},
+		RuntimeContainer{ID: "plain", PodUID: "uid-3", Name: "x"},
+	)
+	eventually(t, "they are reported", func() bool { s, _ := n.api.report(); return s.UnadjustedContainers == 2 })
+	eventually(t, "an event", func() bool { return strings.Contains(n.api.said(), "pod-uid-1 StartedWithoutCard") })
+	if err := n.Starting("gap"); err == nil {
+		t.Error("a container that was created without the hook may start")
+	}
+	for _, id := range []string{"plain", "unknown"} {
+		if err := n.Starting(id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	n.Exited("gap")
+	n.Exited("asked")
+	eventually(t, "none is reported", func() bool { s, _ := n.api.report(); return s.UnadjustedContainers == 0 })
+}
+
+// share-20, node-1: one card fails, the other is served on.
+func TestOneFailingCard(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	eventually(t, "both are healthy", func() bool {
+		s, _ := n.api.report()
+		return len(s.Cards) == 2 && s.Cards[0].Health.State == v1alpha1.Healthy && s.Cards[1].Health.State == v1alpha1.Healthy
+	})
+	n.api.setPod(podWith(t, "uid-old", grantOf("uid-old", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-old", "app") })
+	var slots int
+	n.SlotsChanged = func(s int) { slots = s }
+	n.cards.mu.Lock()
+	n.cards.fault = map[string]string{cardA: "GPU is lost"}
+	n.cards.mu.Unlock()
+	n.readCards()
+	eventually(t, "it is reported", func() bool {
+		s, _ := n.api.report()
+		return s.Cards[0].Health.State == v1alpha1.Quarantined && s.Cards[0].Health.Reason == "GPU is lost" && s.Cards[1].Health.State == v1alpha1.Healthy
+	})
+	if slots != 2*api.SlotsPerCard {
+		t.Errorf("%d slots: fewer would turn away pods that hold a grant for the other card", slots)
+	}
+	n.api.setPod(podWith(t, "uid-a", grantOf("uid-a", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	n.api.setPod(podWith(t, "uid-b", grantOf("uid-b", 1, map[string][]api.CardGrant{"app": shareOf(cardB, 100, 0)})))
+	eventually(t, "the healthy one is served", func() bool { return n.prepared("uid-b", "app") })
+	eventually(t, "the other is refused", func() bool { return strings.Contains(n.refusal("uid-a"), "GPU is lost") })
+	if !n.prepared("uid-old", "app") {
+		t.Error("what was there before lost its slice")
+	}
+}
+
+func TestADriverThatDoesNotAnswerAtStart(t *testing.T) {
+	n := startNode(t)
+	eventually(t, "cards are known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.hardware.known })
+	n.stop()
+	n.cards.mu.Lock()
+	n.cards.err = errors.New("driver/library version mismatch")
+	n.cards.mu.Unlock()
+	n.start()
+	n.link()
+	eventually(t, "the last cards are reported, with the reason", func() bool {
+		s, _ := n.api.report()
+		return len(s.Cards) == 2 && strings.Contains(s.Cards[1].Health.Reason, "version mismatch")
+	})
+	if err := n.Ready(); err == nil || !strings.Contains(err.Error(), "version mismatch") {
+		t.Errorf("ready: %v", err)
+	}
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	n.cards.mu.Lock()
+	n.cards.err = nil
+	n.cards.mu.Unlock()
+	n.readCards()
+	eventually(t, "the slice is prepared once it answers", func() bool { return n.prepared("uid-1", "app") })
+	eventually(t, "the agent is ready", func() bool { return n.Ready() == nil })
+}
+
+func TestASecondAgentWaitsForTheFirst(t *testing.T) {
+	n := startNode(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer cancel()
+	if _, err := New(ctx, testConfig(t, n.dir, n.api, n.cards)); err == nil || !strings.Contains(err.Error(), "another agent holds") {
+		t.Fatalf("two agents own one journal: %v", err)
+	}
+	second := make(chan error, 1)
+	go func() {
+		a, err := New(t.Context(), testConfig(t, n.dir, n.api, n.cards))
+		if err == nil {
+			a.lock.Close()
+			a.queue.ShutDown()
+		}
+		second <- err
+	}()
+	n.stop()
+	if err := <-second; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOperatorsSlotsReachThePlugin(t *testing.T) {
+	n := startNode(t)
+	eventually(t, "a report", func() bool { s, _ := n.api.report(); return s.SlotsPerCard == api.SlotsPerCard })
+	got := make(chan int, 8)
+	n.mu.Lock()
+	n.SlotsChanged = func(s int) { got <- s }
+	n.mu.Unlock()
+	n.api.mu.Lock()
+	wish := int32(4)
+	n.api.version++
+	n.api.node.Spec.SlotsPerCard = &wish
+	n.api.node = n.api.node.DeepCopy()
+	n.api.node.ResourceVersion = "1" + n.api.node.ResourceVersion
+	n.api.note("gpunodes", "MODIFIED", n.api.node)
+	n.api.mu.Unlock()
+	if s := <-got; s != 8 {
+		t.Errorf("%d slots, want 8", s)
+	}
+}

@@ -1,0 +1,214 @@
+package agent
+
+import (
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+// takeSlot plays the front library: it takes a slot for a process and charges
+// it. The places are those of carve_region.h.
+func takeSlot(t *testing.T, path string, slot int, p region.Process, usedBytes, refusals uint64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	put := func(at int, v uint64) {
+		if _, err := f.WriteAt(binary.LittleEndian.AppendUint64(nil, v), int64(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	process := 4096 + slot*128
+	put(process, uint64(region.SlotLive)|uint64(p.PID)<<32)
+	put(process+8, p.StartTicks)
+	put(process+16, p.PIDNamespace)
+	line := 4096 + region.MaxSlots*128 + slot*128
+	put(line, usedBytes/region.UnitBytes<<32)
+	put(line+40, refusals)
+	put(line+56, usedBytes)
+}
+
+// tenant starts a process in a PID namespace of its own, as a container's.
+func tenant(t *testing.T) (*exec.Cmd, region.Process) {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	p, err := region.ReadProcess(procRoot, cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.PID != 1 {
+		t.Fatalf("the tenant knows itself as %d, want 1", p.PID)
+	}
+	return cmd, p
+}
+
+func TestTheChargeOfADeadProcessGoesWhenTheDriverHasLetGo(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	usage := n.files.usage("uid-1", "app")
+	charged := func() uint64 {
+		t.Helper()
+		u, err := region.ReadUsage(usage, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u.Total(0).UsedBytes
+	}
+	lives, p := tenant(t)
+	dies, q := tenant(t)
+	takeSlot(t, usage, 0, p, 10<<20, 3)
+	takeSlot(t, usage, 1, q, 20<<20, 4)
+	n.cards.mu.Lock()
+	n.cards.processes = []gpu.Process{{PID: lives.Process.Pid}, {PID: dies.Process.Pid}}
+	n.cards.mu.Unlock()
+	time.Sleep(3 * reclaimEvery)
+	if c := charged(); c != 30<<20 {
+		t.Fatalf("%d bytes charged while both run", c)
+	}
+	// Ended, but not waited for: a zombie's memory is the driver's business.
+	if err := dies.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * reclaimEvery)
+	if c := charged(); c != 30<<20 {
+		t.Fatalf("%d bytes charged while the driver still lists the dead process", c)
+	}
+	n.cards.mu.Lock()
+	n.cards.processes = n.cards.processes[:1]
+	n.cards.mu.Unlock()
+	eventually(t, "its charge is taken off", func() bool { return charged() == 10<<20 })
+	v := n.View()
+	if len(v.Slices) != 1 || v.Slices[0].Refusals != 7 || v.Slices[0].PeakBytes != 30<<20 || v.Slices[0].Usage.UsedBytes != 10<<20 || !v.Slices[0].Active {
+		t.Errorf("the view says %+v", v.Slices)
+	}
+	// The container ends, and with it the rest.
+	lives.Process.Kill()
+	lives.Wait()
+	n.cards.mu.Lock()
+	n.cards.processes = nil
+	n.cards.mu.Unlock()
+	n.Exited("c1")
+	eventually(t, "all is taken off", func() bool { return charged() == 0 })
+}
+
+func TestAnOwnerThatCannotBeSeenIsNotTakenForDead(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	usage := n.files.usage("uid-1", "app")
+	// A PID namespace of which no process is seen here, as for an agent that
+	// doesn't share the node's.
+	takeSlot(t, usage, 0, region.Process{PID: 7, StartTicks: 1, PIDNamespace: 12345}, 10<<20, 0)
+	time.Sleep(3 * reclaimEvery)
+	if u, err := region.ReadUsage(usage, 1); err != nil || u.Total(0).UsedBytes != 10<<20 {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+func TestATenantsFileHurtsNobody(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	for _, uid := range []string{"uid-1", "uid-2"} {
+		n.api.setPod(podWith(t, uid, grantOf(uid, 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+		eventually(t, "the slice is prepared", func() bool { return n.prepared(uid, "app") })
+		n.Adjusted(RuntimeContainer{ID: "c-" + uid, PodUID: uid, Name: "app"})
+	}
+	usage := n.files.usage("uid-1", "app")
+	neighbour, err := os.ReadFile(n.files.usage("uid-2", "app"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, harm := range map[string]func() error{
+		"zeroed":    func() error { return os.WriteFile(usage, make([]byte, 8192), 0o666) },
+		"truncated": func() error { return os.Truncate(usage, 0) },
+		"scribbled": func() error {
+			return os.WriteFile(usage, []byte(strings.Repeat("\xff", region.UsageBytes)), 0o666)
+		},
+		"grown": func() error {
+			f, err := os.OpenFile(usage, os.O_WRONLY|os.O_APPEND, 0)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			// Until the file system is full; the node's isn't.
+			for range 1024 {
+				if _, err = f.Write(make([]byte, 64<<10)); err != nil {
+					break
+				}
+			}
+			if err == nil {
+				t.Error("a tenant can write 64 MiB into its usage file")
+			}
+			return nil
+		},
+	} {
+		if err := harm(); err != nil && !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+			t.Fatalf("%s: %v", name, err)
+		}
+		n.View()
+		time.Sleep(2 * reclaimEvery)
+		if !n.prepared("uid-1", "app") || !n.prepared("uid-2", "app") {
+			t.Errorf("%s: slices are gone", name)
+		}
+		if l, err := region.ReadLimits(n.files.limits("uid-1", "app")); err != nil || l.Cards[0].LimitBytes != 100<<20 {
+			t.Errorf("%s: limits %+v, %v", name, l, err)
+		}
+	}
+	if now, err := os.ReadFile(n.files.usage("uid-2", "app")); err != nil || string(now) != string(neighbour) {
+		t.Errorf("the neighbour's file changed (%v)", err)
+	}
+	if err := os.Truncate(usage, 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the file is usable again", func() bool {
+		u, err := region.ReadUsage(usage, 1)
+		return err == nil && u.Damage == 0
+	})
+}
+
+func TestOnlyAProcessOfThatContainerIsKilled(t *testing.T) {
+	cmd, _ := tenant(t)
+	if err := killContainer(cmd.Process.Pid, "0123456789abcdef"); err == nil {
+		t.Error("a process of another cgroup was killed")
+	}
+	if err := killContainer(cmd.Process.Pid, ""); err == nil {
+		t.Error("a process was killed for a container without an ID")
+	}
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A container's ID is a part of its cgroup's path.
+	id := strings.TrimSpace(strings.SplitN(string(groups), "\n", 2)[0])
+	if err := killContainer(cmd.Process.Pid, id); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("it ended with %v", err)
+	}
+	if err := killContainer(cmd.Process.Pid, id); err != nil {
+		t.Errorf("one that is gone: %v", err)
+	}
+}
