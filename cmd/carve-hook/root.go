@@ -30,8 +30,13 @@ func (r root) close() { unix.Close(r.fd) }
 // open resolves a path as the container would, links included, and never
 // leaves its root. The flags are open's.
 func (r root) open(p string, flags uint64, mode uint64) (*os.File, error) {
+	if flags&unix.O_PATH == 0 {
+		// A device or a pipe in the image must not hold us up. openat2, stricter
+		// than open, refuses these flags beside O_PATH, which opens nothing.
+		flags |= unix.O_NOCTTY | unix.O_NONBLOCK
+	}
 	fd, err := unix.Openat2(r.fd, p, &unix.OpenHow{
-		Flags: flags | unix.O_CLOEXEC | unix.O_NOCTTY | unix.O_NONBLOCK, Mode: mode,
+		Flags: flags | unix.O_CLOEXEC, Mode: mode,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if errors.Is(err, unix.ENOSYS) {
