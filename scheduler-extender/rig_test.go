@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,6 +56,7 @@ type rig struct {
 	bundle  pki.Bundle
 	client  *http.Client
 	stop    func()
+	ready   atomic.Bool
 
 	mu   sync.Mutex
 	bind func(b *corev1.Binding) (handled bool, err error) // a fault, if set
@@ -102,9 +104,10 @@ func (r *rig) start() {
 		t.Fatal(err)
 	}
 	server := extender.New(extender.Config{
-		Ledger: r.ledger, Placer: r.placer, Binder: cluster.Binder{Kube: r.kube}, Pods: source, Ready: source.Ready,
+		Ledger: r.ledger, Placer: r.placer, Binder: cluster.Binder{Kube: r.kube}, Pods: source, Ready: func() bool { return r.ready.Load() && source.Ready() },
 		Client: "kube-scheduler", Registry: prometheus.NewRegistry(), Log: log, Now: time.Now,
 	})
+	r.ready.Store(true)
 	verbs, plain := listen(t), listen(t)
 	r.url, r.plain = "https://"+verbs.Addr().String(), "http://"+plain.Addr().String()
 	var parts sync.WaitGroup

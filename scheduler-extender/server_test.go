@@ -480,6 +480,42 @@ func TestTheUIDDecides(t *testing.T) {
 	}
 }
 
+// Over HTTP/1.1 a burst of binds would open a connection each.
+func TestVerbsSpeakHTTP2(t *testing.T) {
+	r := newRig(t)
+	resp, err := r.client.Post(r.url+"/filter", "application/json", strings.NewReader(`{}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.Proto != "HTTP/2.0" {
+		t.Fatalf("protocol %s", resp.Proto)
+	}
+}
+
+// Until the ledger shows the cluster nothing is offered and nothing bound.
+func TestNotReady(t *testing.T) {
+	r := newRig(t)
+	r.managed("n1")
+	p := r.create(newPod("a", "8000"))
+	r.filter(p, "n1")
+	r.ready.Store(false)
+	if f := r.filter(p, "n1"); !strings.Contains(f.Error, "not complete") {
+		t.Fatalf("%+v", f)
+	}
+	if e := r.bindTo(p, "n1"); !strings.Contains(e, "not complete") {
+		t.Fatalf("error %q", e)
+	}
+	resp, err := http.Get(r.plain + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusServiceUnavailable {
+		t.Fatalf("readyz is %s", resp.Status)
+	}
+}
+
 func TestPlainPort(t *testing.T) {
 	r := newRig(t)
 	r.managed("n1")

@@ -215,8 +215,7 @@ func stringList(b []byte) ([][]byte, error) {
 	if i < len(b) && b[i] == ']' {
 		return nil, trailing(b, i+1)
 	}
-	// A name takes at least a dozen bytes in most clusters.
-	out := make([][]byte, 0, len(b)/16+1)
+	out := make([][]byte, 0, bytes.Count(b, []byte{','})+1)
 	for {
 		end, err := skipString(b, i)
 		if err != nil {
@@ -258,22 +257,25 @@ func trailing(b []byte, i int) error {
 	return nil
 }
 
-// skipString returns the position behind the string that starts at i.
+// skipString returns the position behind the string that starts at i. Control
+// characters in it are let through.
 func skipString(b []byte, i int) (int, error) {
 	if i >= len(b) || b[i] != '"' {
 		return 0, errJSON
 	}
-	for i++; i < len(b); i++ {
-		switch c := b[i]; {
-		case c == '"':
-			return i + 1, nil
-		case c == '\\':
-			i++
-		case c < ' ':
+	for i++; ; {
+		n := bytes.IndexByte(b[i:], '"')
+		if n < 0 {
+			return 0, errJSON
+		}
+		escape := bytes.IndexByte(b[i:i+n], '\\')
+		if escape < 0 {
+			return i + n + 1, nil
+		}
+		if i += escape + 2; i > len(b) {
 			return 0, errJSON
 		}
 	}
-	return 0, errJSON
 }
 
 // skipValue returns the position behind the value that starts at i. Brackets

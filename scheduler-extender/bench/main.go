@@ -1,0 +1,274 @@
+// Command bench measures what a scheduling decision costs the extender: CPU
+// time of its process for filter, prioritize and bind of one pod, by cluster
+// size. It prints one line for each figure and nothing else on stdout.
+//
+// The process that is measured serves the verbs as `carve extender` does: mTLS,
+// HTTP/2, client-go for the Binding. A second process, which isn't measured,
+// plays kube-scheduler (one pod at a time, every node named) and the API
+// server. What a bind brings about in the ledger, the pod's event and its
+// node's report, is applied in the measured process, decoded already.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	extender "github.com/carve-gpu/carve/scheduler-extender"
+	"github.com/carve-gpu/carve/scheduler-extender/cluster"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+	"github.com/carve-gpu/carve/scheduler-extender/pki"
+	"github.com/carve-gpu/carve/scheduler-extender/place"
+	"github.com/carve-gpu/carve/scheduler-extender/score"
+)
+
+const (
+	cardsPerNode = 8
+	podsPerNode  = 8
+	warmPods     = 200
+	pods         = 1000
+)
+
+func main() {
+	var err error
+	if len(os.Args) == 3 && os.Args[1] == "load" {
+		err = load(os.Args[2])
+	} else {
+		for _, nodes := range []int{100, 1000, 5000} {
+			var ms float64
+			if ms, err = measure(nodes); err != nil {
+				break
+			}
+			fmt.Printf("cpu_ms_per_pod_%d %.3f ms\n", nodes, ms)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+func nodeName(i int) string {
+	return fmt.Sprintf("ip-10-%d-%d-%d.eu-central-1.compute.internal", i>>12, i>>6&63, i&63)
+}
+
+// site is the cluster as the API would show it.
+type site struct {
+	*ledger.Ledger
+	cluster.Binder
+	reports map[string]*v1alpha1.GPUNode
+}
+
+// Bind writes the Binding and takes in what follows from it.
+func (s *site) Bind(ctx context.Context, pod ledger.Ref, node, grant string) (ledger.Outcome, error) {
+	outcome, err := s.Binder.Bind(ctx, pod, node, grant)
+	if err != nil {
+		return outcome, err
+	}
+	g, err := api.DecodeGrant(grant)
+	if err != nil {
+		return outcome, err
+	}
+	s.run(pod, g)
+	return outcome, nil
+}
+
+// run shows a pod bound, and its share in place.
+func (s *site) run(pod ledger.Ref, g api.Grant) {
+	var cs []ledger.Container
+	r := s.reports[g.Node]
+	for name, cards := range g.Containers {
+		cs = append(cs, ledger.Container{Name: name})
+		for _, c := range cards {
+			for i := range r.Status.Cards {
+				if card := &r.Status.Cards[i]; card.UUID == c.Card {
+					card.Slices = append(card.Slices, v1alpha1.Slice{PodUID: pod.UID, Container: name, Namespace: pod.Namespace, Pod: pod.Name,
+						MemMiB: c.MemMiB, Cores: int32(c.Cores), Mode: string(c.Mode), Generation: 1, State: v1alpha1.Active})
+				}
+			}
+		}
+	}
+	now := time.Now()
+	s.SetPod(ledger.Pod{Ref: pod, Node: g.Node, Grant: &g, Containers: cs, Started: true}, now)
+	s.SetReport(r, now)
+}
+
+func (s *site) AsksNothing(ledger.Ref) bool { return false }
+
+// newSite has nodes with eight cards of 80 GiB and eight pods each.
+func newSite(nodes int) *site {
+	s := &site{Ledger: ledger.New(ledger.Config{}), reports: map[string]*v1alpha1.GPUNode{}}
+	since := metav1.Now()
+	for i := range nodes {
+		name := nodeName(i)
+		g := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.GPUNodeStatus{HookConnectedSince: &since}}
+		for c := range cardsPerNode {
+			g.Status.Cards = append(g.Status.Cards, v1alpha1.Card{UUID: fmt.Sprintf("GPU-%08x-0000-4000-8000-%012x", i, c), Index: int32(c),
+				Model: "NVIDIA A100-SXM4-80GB", MemoryMiB: 81920, PhysicalMiB: 81920, Health: v1alpha1.Health{State: v1alpha1.Healthy}})
+		}
+		s.reports[name] = g
+		s.SetNode(name, ledger.NodeInfo{Managed: true})
+		s.SetReport(g, since.Time)
+		for p := range podsPerNode {
+			uid := fmt.Sprintf("%08x-aaaa-4000-8000-%012x", i, p)
+			s.run(ledger.Ref{UID: uid, Namespace: "default", Name: "old-" + uid}, api.Grant{Version: 1, UID: uid, Node: name, Generation: 1,
+				Containers: map[string][]api.CardGrant{"app": {{Card: g.Status.Cards[p%cardsPerNode].UUID, MemMiB: 16000, Cores: 20, Mode: api.ModeVGPU}}}})
+		}
+	}
+	return s
+}
+
+// order is what the load process is told, as one line of JSON.
+type order struct {
+	URL, Credentials string
+	Nodes            int
+}
+
+func measure(nodes int) (float64, error) {
+	dir, err := os.MkdirTemp("", "carve-bench-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	bundle, err := pki.NewBundle("kube-scheduler", time.Now())
+	if err != nil {
+		return 0, err
+	}
+	if err := bundle.WriteClient(dir); err != nil {
+		return 0, err
+	}
+	certs, err := pki.NewServer(bundle, []string{"127.0.0.1"}, time.Now)
+	if err != nil {
+		return 0, err
+	}
+	s := newSite(nodes)
+	verbs, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	text, err := json.Marshal(order{"https://" + verbs.Addr().String(), dir, nodes})
+	if err != nil {
+		return 0, err
+	}
+	load, err := startLoad(string(text))
+	if err != nil {
+		return 0, err
+	}
+	defer load.stop()
+	apiServer, err := load.line() // where the API server listens
+	if err != nil {
+		return 0, err
+	}
+	kube, err := kubernetes.NewForConfig(&rest.Config{Host: apiServer, QPS: -1,
+		ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json"}})
+	if err != nil {
+		return 0, err
+	}
+	s.Binder = cluster.Binder{Kube: kube}
+	server := extender.New(extender.Config{
+		Ledger: s.Ledger, Placer: place.New(s.Ledger, place.Config{Policy: score.Binpack}), Binder: s, Pods: s,
+		Ready: func() bool { return true }, Client: "kube-scheduler", Registry: prometheus.NewRegistry(),
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Now: time.Now,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ctx, verbs, certs.TLS(), plain) }()
+	defer func() { cancel(); <-served }()
+
+	if err := load.schedule(warmPods); err != nil {
+		return 0, err
+	}
+	before := s.Totals()
+	start := cpu()
+	if err := load.schedule(pods); err != nil {
+		return 0, err
+	}
+	used := cpu() - start
+	if after := s.Totals(); after.Bound != before.Bound+pods || after.DebtMiB != 0 {
+		return 0, fmt.Errorf("%d of %d pods were bound, debt %d MiB", after.Bound-before.Bound, pods, after.DebtMiB)
+	}
+	return float64(used.Microseconds()) / 1000 / pods, nil
+}
+
+// cpu is what this process has used, kernel included.
+func cpu() time.Duration {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		return 0
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// loadProcess is the other process.
+type loadProcess struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startLoad(order string) (*loadProcess, error) {
+	self, err := filepath.Abs(os.Args[0])
+	if err != nil {
+		return nil, err
+	}
+	p := &loadProcess{cmd: exec.Command(self, "load", order)}
+	p.cmd.Stderr = os.Stderr
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.out = bufio.NewReader(out)
+	return p, p.cmd.Start()
+}
+
+func (p *loadProcess) line() (string, error) {
+	s, err := p.out.ReadString('\n')
+	if errors.Is(err, io.EOF) {
+		return "", errors.New("the load process ended")
+	}
+	return strings.TrimSpace(s), err
+}
+
+// schedule has so many pods scheduled and waits for it.
+func (p *loadProcess) schedule(n int) error {
+	if _, err := fmt.Fprintln(p.in, n); err != nil {
+		return err
+	}
+	s, err := p.line()
+	if err == nil && s != "done" {
+		err = errors.New(s)
+	}
+	return err
+}
+
+func (p *loadProcess) stop() {
+	p.in.Close()
+	if err := p.cmd.Wait(); err != nil {
+		fmt.Fprintln(os.Stderr, "load process:", err)
+	}
+}
