@@ -14,9 +14,9 @@
 #include "state.h"
 
 /* How long a request waits for other processes to make up their mind, and for the agent to take the charge
- * off processes that are dead. */
+ * off processes that are dead: it looks about once a second, twice, and the driver frees late. */
 #define CARVE_PENDING_WAIT_NS 50000000ull
-#define CARVE_DEAD_WAIT_NS 1000000000ull
+#define CARVE_DEAD_WAIT_NS 3000000000ull
 #define CARVE_DEAD_RETRY_NS 10000000000ull
 
 /* Charges units on a card if they fit under its limit. asked_bytes is what is written beside a refusal. */

@@ -130,9 +130,15 @@ static uint64_t take_number(const char *at, const char *end) {
     return number;
 }
 
-/* Reads the state letter and field 22 of /proc/<pid>/stat. Field 2 is the program's name in parentheses and
- * may hold anything, so fields are counted from the last one. */
-static bool read_stat(uint32_t pid, char *letter, uint64_t *start_ticks) {
+/* What /proc/<pid>/stat says. */
+struct stat_fields {
+    char letter;          /* field 3 */
+    uint64_t threads;     /* field 20 */
+    uint64_t start_ticks; /* field 22 */
+};
+
+/* Field 2 is the program's name in parentheses and may hold anything, so fields are counted from the last one. */
+static bool read_stat(uint32_t pid, struct stat_fields *fields) {
     char path[32] = "/proc/";
     char text[1024];
     memcpy(put_number(path + 6, pid), "/stat", 6);
@@ -148,11 +154,12 @@ static bool read_stat(uint32_t pid, char *letter, uint64_t *start_ticks) {
     if (at == text || end - at < 2) {
         return false;
     }
-    *letter = at[1]; /* behind the space: field 3 */
-    *start_ticks = 0;
+    fields->letter = at[1];
     for (int field = 2; at < end; at++) {
-        if (*at == ' ' && ++field == 22) {
-            *start_ticks = take_number(at + 1, end);
+        if (*at == ' ' && ++field == 20) {
+            fields->threads = take_number(at + 1, end);
+        } else if (*at == ' ' && field == 22) {
+            fields->start_ticks = take_number(at + 1, end);
             return true;
         }
     }
@@ -181,9 +188,9 @@ static uint64_t image_of_this_program(void) {
 struct carve_identity carve_self(void) {
     int saved = errno;
     struct carve_identity self = {carve_pid(), 0, 0, 0};
-    char letter;
-    if (!read_stat(self.pid, &letter, &self.start_ticks)) {
-        self.start_ticks = 0;
+    struct stat_fields fields;
+    if (read_stat(self.pid, &fields)) {
+        self.start_ticks = fields.start_ticks;
     }
     char link[64]; /* "pid:[4026531836]" */
     ssize_t n = readlink("/proc/self/ns/pid", link, sizeof link);
@@ -203,10 +210,10 @@ bool carve_process_gone(uint32_t pid, uint64_t start_ticks) {
         if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) {
             gone = true;
         } else {
-            char letter;
-            uint64_t ticks;
-            gone = read_stat(pid, &letter, &ticks) &&
-                   (letter == 'Z' || letter == 'X' || (start_ticks != 0 && ticks != start_ticks));
+            struct stat_fields fields;
+            /* A process whose first thread has left shows as a zombie too, but goes on while it has others. */
+            gone = read_stat(pid, &fields) && (((fields.letter == 'Z' || fields.letter == 'X') && fields.threads <= 1) ||
+                                               (start_ticks != 0 && fields.start_ticks != start_ticks));
         }
     }
     errno = saved;

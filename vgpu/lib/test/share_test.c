@@ -2,6 +2,7 @@
 /* The share of a card as one process sees it: limits, figures, refusals, contexts, resizes. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -446,6 +447,46 @@ SCENARIO(waits_for_the_agent) {
     child_status(agent);
 }
 
+static void *holds_on(void *unused) {
+    (void)unused;
+    struct api a = api_start("libcuda.so.1");
+    CUdeviceptr p;
+    if (a.cuMemAlloc_v2(&p, 500 * MIB) != CUDA_SUCCESS) {
+        _exit(1);
+    }
+    for (;;) {
+        pause();
+    }
+    return NULL;
+}
+
+/* Neither a process whose first thread has left, nor one that is stopped, is gone; a zombie is. */
+SCENARIO(who_is_gone) {
+    fresh(1, 1000, CONTEXT_MIB / 4);
+    truth->context_bytes = CONTEXT_MIB / 4 * MIB;
+    pid_t pid = fork();
+    if (pid == 0) {
+        pthread_t t;
+        pthread_create(&t, NULL, holds_on, NULL);
+        pthread_exit(NULL);
+    }
+    while (truth->used[0] < 600 * MIB) {
+        usleep(1000);
+    }
+    struct api a = api_start("libcuda.so.1");
+    CUdeviceptr p;
+    check(a.cuMemAlloc_v2(&p, 400 * MIB) == CUDA_ERROR_OUT_OF_MEMORY && CARVE_STATE(box_usage()->processes[0].state_pid) == CARVE_SLOT_LIVE,
+          "a process goes on without its first thread, and is not taken for dead");
+    kill(pid, SIGSTOP);
+    check(a.cuMemAlloc_v2(&p, 400 * MIB) == CUDA_ERROR_OUT_OF_MEMORY && CARVE_STATE(box_usage()->processes[0].state_pid) == CARVE_SLOT_LIVE, "nor is it when stopped");
+    kill(pid, SIGKILL);
+    siginfo_t dead;
+    waitid(P_PID, (id_t)pid, &dead, WEXITED | WNOWAIT);
+    check(a.cuMemAlloc_v2(&p, 400 * MIB) == CUDA_ERROR_OUT_OF_MEMORY && CARVE_STATE(box_usage()->processes[0].state_pid) == CARVE_SLOT_DYING,
+          "killed, it is, though its parent hasn't looked yet");
+    waitpid(pid, NULL, 0);
+}
+
 SCENARIO(exec_leaves_its_charge) {
     fresh(1, 2000, CONTEXT_MIB);
     pid_t pid = fork();
@@ -488,7 +529,7 @@ int main(int argc, char **argv) {
         {"the driver's answers", drivers_answers}, {"contexts", contexts}, {"context cost is learnt", context_cost_is_learnt},
         {"resize", resize}, {"cards by UUID", cards_by_uuid}, {"a card without a share", card_without_a_share},
         {"limits damaged later", limits_damaged_later}, {"threads", threads}, {"forked children", forked_children},
-        {"waits for the agent", waits_for_the_agent}, {"exec leaves its charge", exec_leaves_its_charge}, {"slots run out", slots_run_out},
+        {"waits for the agent", waits_for_the_agent}, {"who is gone", who_is_gone}, {"exec leaves its charge", exec_leaves_its_charge}, {"slots run out", slots_run_out},
         {"open with files", open_with_files},
     };
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
