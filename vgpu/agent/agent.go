@@ -25,7 +25,6 @@ import (
 type Hardware interface {
 	Inventory() (gpu.Inventory, error)
 	Sample(uuid string) (gpu.Sample, error)
-	Close() error
 }
 
 // Config is what an Agent is made of.

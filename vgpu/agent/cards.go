@@ -115,25 +115,12 @@ func (a *Agent) watchCards(ctx context.Context) {
 	a.recallCards()
 	tick := time.NewTicker(inventoryEvery)
 	defer tick.Stop()
-	defer a.closeHardware()
 	for {
 		a.readCards()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		}
-	}
-}
-
-func (a *Agent) closeHardware() {
-	a.mu.Lock()
-	door := a.hardware.door
-	a.hardware.door = nil
-	a.mu.Unlock()
-	if door != nil {
-		if err := door.Close(); err != nil {
-			a.Log.Warn("the driver can't be closed", "error", err)
 		}
 	}
 }

@@ -94,8 +94,6 @@ func (c *twoCards) Sample(string) (gpu.Sample, error) {
 	return gpu.Sample{At: time.Now(), UsedBytes: 1 << 30, ReservedBytes: 512 << 20, Processes: c.processes}, nil
 }
 
-func (c *twoCards) Close() error { return nil }
-
 // apiServer is the part of an API server that the agent uses, over HTTP: pods
 // with watch, GPUNodes with status and watch, events.
 type apiServer struct {

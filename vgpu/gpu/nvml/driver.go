@@ -35,8 +35,12 @@ type Driver struct {
 	linked string
 }
 
-// Open loads and initialises the NVML of a driver root. The caller closes it.
-// It fails where there is no driver, or none that works; it may be tried again.
+// Open loads and initialises the NVML of a driver root. It fails where there is
+// no driver, or none that works; it may be tried again.
+//
+// What was loaded stays for the life of the process: go-nvml's calls are bound
+// to the library's functions with the first of each, so that another library,
+// or the same one loaded again, would be called at the old one's addresses.
 func Open(root gpu.Root, log *slog.Logger) (*Driver, error) {
 	path, err := root.NVMLPath()
 	if err != nil {
@@ -54,7 +58,6 @@ func Open(root gpu.Root, log *slog.Logger) (*Driver, error) {
 		}
 		v, r := d.lib.SystemGetDriverVersion()
 		if r != nvml.SUCCESS {
-			d.lib.Shutdown()
 			return "", fault("read the driver's version", r)
 		}
 		return v, nil
@@ -64,21 +67,6 @@ func Open(root gpu.Root, log *slog.Logger) (*Driver, error) {
 	}
 	d.version = version
 	return d, nil
-}
-
-// Close gives the library back. A Driver with a hanging call stays loaded,
-// since unloading would pull the code from under that call.
-func (d *Driver) Close() error {
-	d.mu.Lock()
-	hanging := len(d.stuck) > 0
-	d.mu.Unlock()
-	if hanging {
-		return errors.New("close NVML: a call hasn't returned")
-	}
-	if r := d.lib.Shutdown(); r != nvml.SUCCESS {
-		return fault("close NVML", r)
-	}
-	return nil
 }
 
 // returned is NVML's answer as an error.
