@@ -30,6 +30,14 @@ func takeSlot(t *testing.T, path string, slot int, p region.Process, usedBytes, 
 			t.Fatal(err)
 		}
 	}
+	high := make([]byte, 4)
+	if _, err := f.ReadAt(high, 24); err != nil {
+		t.Fatal(err)
+	}
+	high = binary.LittleEndian.AppendUint32(nil, max(binary.LittleEndian.Uint32(high), uint32(slot)+1))
+	if _, err := f.WriteAt(high, 24); err != nil {
+		t.Fatal(err)
+	}
 	process := 4096 + slot*128
 	put(process, uint64(region.SlotLive)|uint64(p.PID)<<32)
 	put(process+8, p.StartTicks)

@@ -169,28 +169,43 @@ func ReadUsage(path string, cards int) (Usage, error) {
 func readUsage(f io.ReaderAt, cards int) (Usage, error) {
 	var u Usage
 	le := binary.LittleEndian
-	head := make([]byte, usageLines)
-	short, err := readAtMost(f, head, 0)
+	header := make([]byte, usageHeaderBytes)
+	short, err := readAtMost(f, header, 0)
 	if err != nil {
 		return u, err
 	}
-	if !validUsageHeader(head) {
+	// Slots beyond the high water were never taken, and most files have a few only. A container that lowers
+	// it hides its own processes, from figures that it writes anyway.
+	slots := int(min(le.Uint32(header[usageHighWaterAt:]), MaxSlots))
+	if !validUsageHeader(header) {
 		u.Damage |= DamageHeader
+		slots = MaxSlots
 	}
+	processes := make([]byte, slots*processBytes)
+	cut, err := readAtMost(f, processes, usageProcesses)
+	if err != nil {
+		return u, err
+	}
+	short = short || cut
 	columns := make([][]byte, cards)
 	for c := range columns {
-		columns[c] = make([]byte, usageColumnBytes)
+		columns[c] = make([]byte, slots*lineBytes)
 		cut, err := readAtMost(f, columns[c], int64(usageLines+c*usageColumnBytes))
 		if err != nil {
 			return u, err
 		}
 		short = short || cut
 	}
-	if short {
+	// The file may also end behind what was read.
+	cut, err = readAtMost(f, make([]byte, 1), int64(usageLines+cards*usageColumnBytes-1))
+	if err != nil {
+		return u, err
+	}
+	if short || cut {
 		u.Damage |= DamageShort
 	}
-	for i := range MaxSlots {
-		p := head[usageProcesses+i*processBytes:][:processBytes]
+	for i := range slots {
+		p := processes[i*processBytes:][:processBytes]
 		word := le.Uint64(p[processStatePIDAt:])
 		s := Slot{
 			Index:        i,

@@ -33,6 +33,17 @@ func writeSlot(t *testing.T, path string, s Slot) {
 	}
 	defer f.Close()
 	le := binary.LittleEndian
+	// The high water comes first: nothing beyond it is looked at.
+	high := make([]byte, 4)
+	if _, err := f.ReadAt(high, usageHighWaterAt); err != nil {
+		t.Fatal(err)
+	}
+	if le.Uint32(high) <= uint32(s.Index) {
+		le.PutUint32(high, uint32(s.Index)+1)
+		if _, err := f.WriteAt(high, usageHighWaterAt); err != nil {
+			t.Fatal(err)
+		}
+	}
 	p := make([]byte, processBytes)
 	le.PutUint64(p[processStatePIDAt:], uint64(s.State)|uint64(s.PID)<<32)
 	le.PutUint64(p[processStartTicksAt:], s.StartTicks)
