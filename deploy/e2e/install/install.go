@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -270,6 +271,15 @@ func (c *Cluster) wireScheduler(ctx context.Context) error {
 // Carve runs the carve binary on the node as an administrator.
 func (c *Cluster) Carve(ctx context.Context, args ...string) ([]byte, error) {
 	return c.Lab.Output(ctx, "env", append([]string{"KUBECONFIG=/etc/kubernetes/admin.conf", Programs + "/carve"}, args...)...)
+}
+
+// AgentPods lists the pods of the node agent.
+func (c *Cluster) AgentPods(ctx context.Context) ([]corev1.Pod, error) {
+	l, err := c.Client.CoreV1().Pods(api.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=carve-node"})
+	if err != nil {
+		return nil, fmt.Errorf("list the agent's pods: %w", err)
+	}
+	return l.Items, nil
 }
 
 // WaitReady waits until the node offers its cards.

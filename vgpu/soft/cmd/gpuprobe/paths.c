@@ -2,12 +2,14 @@
  * paths.c - which files the loader really opens.
  *
  * Each way of loading is tried in a process of its own. The answer comes from
- * the memory map around a function of the library, not from the name that was
- * asked for.
+ * the memory map around the object that the loader opened, not from the name
+ * that was asked for, nor from one of its functions: those may come from a
+ * library that it depends on.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,22 +39,28 @@ static bool map_at(const void *address, char *file, size_t size, unsigned long *
   return found;
 }
 
+/* The object behind a handle: its name to the loader, and an address in it. */
+static const struct link_map *object(void *handle) {
+  struct link_map *map = NULL;
+  return handle && dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 ? map : NULL;
+}
+
 static int report(const char *way, const char *asked, const library *of, void *handle) {
   char file[4096] = "", *reason = handle ? NULL : dlerror();
   unsigned long inode = 0;
   void *entry = handle ? dlsym(handle, of->entry) : NULL;
-  Dl_info info = {0};
+  const struct link_map *map = object(handle);
   line("path");
   field_bool("ok", entry != NULL);
   field_text("library", of->base);
   field_text("way", way);
   field_text("asked", asked);
-  if (entry) {
-    if (map_at(entry, file, sizeof file, &inode)) {
+  if (entry && map) {
+    if (map_at(map->l_ld, file, sizeof file, &inode)) {
       field_text("file", file);
       field_number("inode", inode);
     }
-    if (dladdr(entry, &info) && info.dli_fname) field_text("loader", info.dli_fname);
+    field_text("loader", map->l_name);
   } else if (reason) {
     field_text("reason", reason);
   }
@@ -66,11 +74,10 @@ static bool versioned_path(const library *of, char *out, size_t size) {
   unsigned long inode;
   snprintf(name, sizeof name, "%s.so.1", of->base);
   snprintf(prefix, sizeof prefix, "%s.so.", of->base);
-  void *handle = dlopen(name, RTLD_LAZY), *entry = handle ? dlsym(handle, of->entry) : NULL;
-  Dl_info info = {0};
-  if (!entry) return false;
-  if (dladdr(entry, &info) && info.dli_fname && strchr(info.dli_fname, '/')) snprintf(where, sizeof where, "%s", info.dli_fname);
-  else if (!map_at(entry, where, sizeof where, &inode)) return false;
+  const struct link_map *map = object(dlopen(name, RTLD_LAZY));
+  if (!map) return false;
+  if (strchr(map->l_name, '/')) snprintf(where, sizeof where, "%s", map->l_name);
+  else if (!map_at(map->l_ld, where, sizeof where, &inode)) return false;
   char *slash = strrchr(where, '/');
   if (!slash) return false;
   *slash = 0;
