@@ -119,13 +119,15 @@ static CUresult copy_box(const side *to, const side *from, size_t width, size_t 
   ENTER();
   CUresult result = begin(&ctx, handle, how);
   if (result != CUDA_SUCCESS || !width || !height || !depth) LEAVE(result);
-  for (size_t slice = 0; slice < depth; slice++)
-    for (size_t row = 0; row < height; row++) {
-      void *target = memory_host_view(row_at(to, slice, row), width, true);
-      const void *source = memory_host_view(row_at(from, slice, row), width, false);
-      if (!target || !source) LEAVE(CUDA_ERROR_INVALID_VALUE);
-      memmove(target, source, width);
-    }
+  /* refused as a whole or not at all */
+  for (int moving = 0; moving < 2; moving++)
+    for (size_t slice = 0; slice < depth; slice++)
+      for (size_t row = 0; row < height; row++) {
+        void *target = memory_host_view(row_at(to, slice, row), width, true);
+        const void *source = memory_host_view(row_at(from, slice, row), width, false);
+        if (!target || !source) LEAVE(CUDA_ERROR_INVALID_VALUE);
+        if (moving) memmove(target, source, width);
+      }
   LEAVE(CUDA_SUCCESS);
 }
 
