@@ -340,3 +340,33 @@ func TestRegistersAgainWhenItsSocketIsRemoved(t *testing.T) {
 	}
 	k.waitRegistered(t)
 }
+
+func TestRegistersAgainWithAKubeletThatTookThePlaceOfAnother(t *testing.T) {
+	k := newFakeKubelet(t)
+	k.start(t)
+	startPlugin(t, k.dir, &preparedSlices{})
+	_, client := k.waitRegistered(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := client.ListAndWatch(ctx, &kubelet.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	// The old one's stream hangs on, and nothing was cleared away.
+	socket := filepath.Join(k.dir, "device-plugins", kubeletSocket)
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	kubelet.RegisterRegistrationServer(s, k)
+	k.servers = append(k.servers, s)
+	k.serving.Go(func() { s.Serve(l) })
+	k.waitRegistered(t)
+}

@@ -87,7 +87,8 @@ func FuzzDecodeRecord(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
-	f.Add([]byte(strings.ReplaceAll(string(b), "uid\"", "../x\"")))
+	f.Add([]byte(strings.Replace(string(b), `"uid":"uid"`, `"uid":"../x"`, 1)))
+	f.Add([]byte(strings.Replace(string(b), `"app":[`, `"../../x":[`, 1)))
 	f.Add([]byte(`{"v":1,"state":"held","grant":{"v":1,"uid":"a","node":"b","gen":1,"containers":{"/etc":[{"card":"x","mode":"exclusive"}]}}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := decodeRecord(b)
