@@ -38,7 +38,10 @@ func (f files) usage(uid, container string) string {
 // limitsOf turns the grant of one container into the content of its limits
 // file.
 func limitsOf(cards []api.CardGrant) (region.Limits, error) {
-	var l region.Limits
+	// NVIDIA's kernel modules (R515 and later; R535 is the oldest served) list
+	// processes in the caller's PID namespace under the caller's pids, and leave
+	// out others. So a container can measure its own context there.
+	l := region.Limits{SelfVisible: true}
 	for _, c := range cards {
 		uuid, err := region.ParseUUID(c.Card)
 		if err != nil {
