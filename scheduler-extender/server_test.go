@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 	wirev1 "k8s.io/kube-scheduler/extender/v1"
 
 	"github.com/carve-gpu/carve/api"
@@ -264,6 +265,14 @@ func TestBindFaults(t *testing.T) {
 			return io.ErrUnexpectedEOF
 		}, "", 8000, ""},
 		"the time ran out before the write": {func(*rig, *corev1.Binding) error { return context.DeadlineExceeded }, "deadline", 8000, ""},
+		"somebody else bound it there with another grant": {func(r *rig, b *corev1.Binding) error {
+			other := b.DeepCopy()
+			other.Annotations = map[string]string{api.AnnotationGrant: "forged"}
+			if err := r.commit(other); err != nil {
+				return err
+			}
+			return r.commit(b)
+		}, "another grant", 0, "another grant"},
 		"somebody else bound it": {func(r *rig, b *corev1.Binding) error {
 			other := b.DeepCopy()
 			other.Annotations, other.Target.Name = nil, "elsewhere"
@@ -422,9 +431,41 @@ func TestAWaitingPodIsWokenWhenTheHolderLeft(t *testing.T) {
 	freed := time.Now()
 	r.until("the wake", func() bool { return r.pod("waiting").Annotations[api.AnnotationWake] != "" })
 	t.Logf("woken after %v", time.Since(freed))
+	patches := 0
+	for _, a := range r.kube.Actions() {
+		if p, ok := a.(clienttesting.PatchAction); ok {
+			patches++
+			if b := string(p.GetPatch()); p.GetName() != "waiting" || !strings.Contains(b, `"uid":"uid-waiting"`) {
+				t.Fatalf("patch of %s: %s", p.GetName(), b)
+			}
+		}
+	}
+	if patches != 1 {
+		t.Fatalf("%d patches", patches)
+	}
 	if f := r.filter(waiting, "n1"); len(*f.NodeNames) != 1 {
 		t.Fatalf("%+v", f)
 	}
+}
+
+func TestAPodThatIsBoundByOthersWaitsNoMore(t *testing.T) {
+	r := newRig(t)
+	r.managed("n1")
+	r.run(newPod("holder", "81920"), "n1")
+	for _, name := range []string{"bound", "deleted"} {
+		r.filter(r.create(newPod(name, "8000")), "n1")
+	}
+	if r.placer.Waiting() != 2 {
+		t.Fatalf("%d wait", r.placer.Waiting())
+	}
+	if err := r.commit(&corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bound", UID: "uid-bound"}, Target: corev1.ObjectReference{Name: "elsewhere"}}); err != nil {
+		t.Fatal(err)
+	}
+	r.until("the bound one", func() bool { return r.placer.Waiting() == 1 })
+	if err := r.kube.CoreV1().Pods("default").Delete(t.Context(), "deleted", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.until("the deleted one", func() bool { return r.placer.Waiting() == 0 })
 }
 
 // I5: a restart loses offers and nothing else.

@@ -238,6 +238,53 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
+// panics is a Binder that can't be trusted to return.
+type panics struct{ nobody }
+
+func (panics) Bind(context.Context, ledger.Ref, string, string) (ledger.Outcome, error) {
+	panic("in the middle of a write")
+}
+
+// net/http recovers a handler's panic; the share must be neither lost nor free.
+func TestAPanicInAWriteLeavesTheShareBooked(t *testing.T) {
+	s, b := bare()
+	s.Binder = panics{b}
+	p := place.Pod{Ref: ledger.Ref{UID: "uid-a", Namespace: "default", Name: "a"},
+		Request: api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, MemMiB: 8000}}}}
+	s.Placer.Filter(p, [][]byte{[]byte("n1")}, s.Now())
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Fatal("no panic")
+			}
+		}()
+		s.bind(t.Context(), []byte(`{"PodName":"a","PodNamespace":"default","PodUID":"uid-a","Node":"n1"}`), nil)
+	}()
+	h, ok := s.Ledger.Held("uid-a")
+	if !ok || h.Binding || h.State != ledger.Offered {
+		t.Fatalf("held %t %+v", ok, h)
+	}
+}
+
+// The scheduler preferred a node that carve doesn't manage.
+func TestAPlainBindingTakesTheOfferBack(t *testing.T) {
+	s, b := bare()
+	s.Ledger.SetNode("other", ledger.NodeInfo{Cards: true})
+	p := place.Pod{Ref: ledger.Ref{UID: "uid-a", Namespace: "default", Name: "a"},
+		Request: api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, MemMiB: 8000}}}}
+	if out := s.Placer.Filter(p, [][]byte{[]byte("n1"), []byte("other")}, s.Now()); !slices.Equal(out.Nodes, []string{"n1", "other"}) {
+		t.Fatalf("%+v", out)
+	}
+	var r wirev1.ExtenderBindingResult
+	call(t, s.verb("bind", s.bind), []byte(`{"PodName":"a","PodNamespace":"default","PodUID":"uid-a","Node":"other"}`), &r)
+	if r.Error != "" || b.bound["uid-a"] != "other" {
+		t.Fatalf("%+v, bound %v", r, b.bound)
+	}
+	if _, ok := s.Ledger.Held("uid-a"); ok {
+		t.Fatal("the offer stayed")
+	}
+}
+
 // FuzzBind: whatever the bytes, nothing is bound that wasn't offered, and the
 // offer that there is stays unless it is bound.
 func FuzzBind(f *testing.F) {

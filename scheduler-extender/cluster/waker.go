@@ -77,7 +77,8 @@ func (w *Waker) Run(ctx context.Context) {
 	}
 }
 
-// touch patches the pod's annotation. The UID in the patch is a precondition.
+// touch patches the pod's annotation. The UID in the patch is a precondition:
+// the API server refuses to change it, as a conflict or as invalid.
 func (w *Waker) touch(ctx context.Context, p ledger.Ref) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid":         p.UID,
@@ -90,7 +91,7 @@ func (w *Waker) touch(ctx context.Context, p ledger.Ref) {
 	switch {
 	case err == nil:
 		log.Info("woke a waiting pod")
-	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err):
 		w.Placer.Forget(p.UID)
 	case ctx.Err() == nil:
 		log.Warn("could not wake a pod", "error", fmt.Errorf("patch pod %s/%s: %w", p.Namespace, p.Name, err))

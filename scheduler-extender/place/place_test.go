@@ -208,6 +208,20 @@ func TestASecondFilterOfTheSamePodKeepsItsOffer(t *testing.T) {
 	}
 }
 
+func TestAPodsOwnOfferIsNotInItsWay(t *testing.T) {
+	r := cluster(place.Config{}, 1, 1)
+	p := pod("a", share(50000))
+	r.filter(p)
+	p.Request.Containers[0].MemMiB = 60000
+	if f := r.filter(p); len(f.Nodes) != 1 || r.l.Totals().UsedMiB != 60000 {
+		t.Fatalf("%+v, %d MiB are held", f, r.l.Totals().UsedMiB)
+	}
+	p.Soft = true
+	if f := r.filter(p); len(f.Nodes) != 1 {
+		t.Fatalf("%+v", f)
+	}
+}
+
 func TestPodsThatAreBoundOrBinding(t *testing.T) {
 	r := cluster(place.Config{}, 2, 1)
 	p := pod("a", share(8000))
@@ -390,6 +404,56 @@ func TestWake(t *testing.T) {
 	r.Forget("uid-old")
 	if r.Waiting() != 3 {
 		t.Fatalf("%d wait", r.Waiting())
+	}
+}
+
+// Room that appears while a pod is being refused is not missed: the pod is
+// served, or it is woken.
+func TestNoRoomIsMissed(t *testing.T) {
+	r := cluster(place.Config{}, 1, 1)
+	// Many nodes without a report make a refusal take long enough to be
+	// overtaken.
+	for i := range 2000 {
+		name := fmt.Sprint("empty", i)
+		r.l.SetNode(name, ledger.NodeInfo{Managed: true})
+		r.names = append(r.names, name)
+	}
+	for i := range 300 {
+		holder := pod(fmt.Sprint("holder", i), share(81920))
+		r.run(t, holder)
+		r.l.TakeFreed()
+		p := pod(fmt.Sprint("p", i), share(8000))
+		var all sync.WaitGroup
+		var served bool
+		var woken []ledger.Ref
+		all.Go(func() { served = len(r.filter(p).Nodes) > 0 })
+		all.Go(func() {
+			for start := time.Now(); time.Since(start) < time.Duration(i)*4*time.Microsecond; {
+			}
+			r.l.DropPod(holder.UID, epoch)
+			woken, _ = r.Wake(r.l.TakeFreed(), 10, epoch)
+		})
+		all.Wait()
+		if !served && len(woken) == 0 {
+			t.Fatalf("round %d: neither served nor woken", i)
+		}
+		r.l.Withdraw(p.UID)
+		r.Forget(p.UID)
+	}
+}
+
+func TestAPodThatSuitsOtherNodesDoesNotHideOneBehindIt(t *testing.T) {
+	r := cluster(place.Config{}, 2, 1)
+	r.run(t, pod("h1", share(81920)))
+	r.run(t, pod("h2", share(81920)))
+	first, second := pod("first", share(8000)), pod("second", share(8000))
+	first.Created, second.Created = epoch, epoch.Add(time.Second)
+	r.filter(first, "n2")
+	r.filter(second, "n1")
+	r.l.TakeFreed()
+	r.l.DropPod("uid-h1", epoch)
+	if refs, _ := r.Wake(r.l.TakeFreed(), 10, epoch); len(refs) != 1 || refs[0].Name != "second" {
+		t.Fatalf("woke %v", refs)
 	}
 }
 
