@@ -21,6 +21,11 @@
     X(cuMemAllocManaged, "6.0", "charge pages", "refuse")                                                    \
     X(cuMemFree, "2.0", "give back", "pass")                                                                 \
     X(cuMemFree_v2, "3.2", "give back", "pass")                                                              \
+    X(cuMemCreate, "10.2", "charge pages", "refuse")                                                         \
+    X(cuMemRelease, "10.2", "give back with the last handle and mapping", "pass")                            \
+    X(cuMemRetainAllocationHandle, "11.0", "count the handle", "pass")                                       \
+    X(cuMemMap, "10.2", "count the mapping", "pass")                                                         \
+    X(cuMemUnmap, "10.2", "give back with the last handle and mapping", "pass")                              \
     X(cuCtxCreate, "2.0", "charge a context", "refuse")                                                      \
     X(cuCtxCreate_v2, "3.2", "charge a context", "refuse")                                                   \
     X(cuCtxCreate_v3, "11.4", "charge a context", "refuse")                                                  \

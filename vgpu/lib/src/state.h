@@ -82,6 +82,35 @@ struct carve_pointers {
     uint64_t managed_units[CARVE_MAX_CARDS]; /* sum of the managed ones */
 };
 
+/* Physical memory that the program maps itself: see virtual.c. */
+struct carve_block {
+    uint32_t units;
+    uint32_t references; /* handles and mappings */
+    uint32_t next_free;
+    uint8_t card;
+};
+
+enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2 };
+
+/* What leads to a block. */
+struct carve_link {
+    uint64_t key;   /* handle, or first address of the mapping */
+    uint64_t bytes; /* of a mapping */
+    uint32_t uses;  /* of a handle: releases that it takes */
+    uint32_t block; /* 0: free place */
+    uint8_t kind;   /* CARVE_LINK_* */
+};
+
+struct carve_virtual {
+    uint32_t count; /* of links; there is room for 1 << bits, or none */
+    uint32_t bits;
+    struct carve_link *links;
+    struct carve_block *blocks;
+    uint32_t block_count;
+    uint32_t block_room;
+    uint32_t free_block;
+};
+
 struct carve_state {
     uint32_t ready;     /* 0: nothing below is valid; else CARVE_READY_* */
     uint32_t owner_pid; /* whose state this is, where fork doesn't wipe it */
@@ -106,6 +135,7 @@ struct carve_state {
     struct carve_context contexts[CARVE_MAX_CONTEXTS];
 
     struct carve_pointers pointers;
+    struct carve_virtual virtual; /* under the lock of pointers */
     struct carve_account accounts[CARVE_MAX_CARDS];
 };
 

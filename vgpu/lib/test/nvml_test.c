@@ -93,6 +93,13 @@ static void figures(void) {
     check(CALL(nvmlDeviceGetGraphicsRunningProcesses_v3)(first, &count, list) == NVML_SUCCESS && count == 0, "nobody draws");
     check(CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3)(first, &count, list) == NVML_ERROR_FUNCTION_NOT_FOUND, "a hook that the driver lacks says so");
     check(CALL(nvmlDeviceGetTemperature)(first, 0, &degrees) == NVML_SUCCESS && degrees == 40, "what isn't hooked reaches NVML");
+    /* One in a PID namespace of its own has a pid that means nothing here. */
+    uint64_t namespace_now = box_usage()->processes[1].pid_namespace;
+    box_usage()->processes[1].pid_namespace = namespace_now + 1;
+    count = 4;
+    check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, &count, list) == NVML_SUCCESS && count == 1 && list[0].pid == (unsigned)a, "one of another PID namespace isn't listed");
+    check(CALL(nvmlDeviceGetMemoryInfo)(first, &m) == NVML_SUCCESS && m.used == 2 * each, "but counted");
+    box_usage()->processes[1].pid_namespace = namespace_now;
     kill(a, SIGKILL);
     waitpid(a, NULL, 0);
     box_reclaim(0);

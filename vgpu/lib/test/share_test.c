@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The share of a card as one process sees it: limits, figures, refusals, contexts, resizes. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -293,6 +294,14 @@ SCENARIO(card_without_a_share) {
     check(a.cuCtxCreate_v2(&c, 0, 1) == CUDA_ERROR_OUT_OF_MEMORY && c == NULL, "a card that the limits don't name can't be used");
     check(a.cuDeviceTotalMem_v2(&total, 1) == CUDA_SUCCESS && total == 0, "and shows no memory");
     check(a.cuCtxCreate_v2(&c, 0, 0) == CUDA_SUCCESS, "the other one can");
+    /* A context there that came past the front, as green contexts do. */
+    void *driver = dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD);
+    CUdeviceptr p = 5;
+    check(((__typeof__(cuCtxCreate_v2) *)dlsym(driver, "cuCtxCreate_v2"))(&c, 0, 1) == CUDA_SUCCESS && a.cuMemAlloc_v2(&p, 1) == CUDA_ERROR_OUT_OF_MEMORY && p == 5 && info(&a).total == 0,
+          "nothing can be had there, whoever made the context");
+    check(((__typeof__(cuCtxCreate_v2) *)dlsym(driver, "cuCtxCreate_v2"))(&c, 0, 0) == CUDA_SUCCESS && a.cuMemAlloc_v2(&p, 100 * MIB) == CUDA_SUCCESS &&
+              box_used(0) == (CONTEXT_MIB + 100) * MIB && a.cuMemFree_v2(p) == CUDA_SUCCESS && box_used(0) == CONTEXT_MIB * MIB,
+          "in one on a card with a share, memory is charged as ever");
 }
 
 static CUresult start_with(void (*damage)(void)) {

@@ -380,6 +380,19 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
 }
 
+/* Nothing of this is here; the software GPU has it. */
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *property, unsigned long long flags) {
+    (void)handle, (void)bytes, (void)property, (void)flags;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { (void)handle; return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) { (void)handle, (void)address; return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+    (void)pointer, (void)bytes, (void)offset, (void)handle, (void)flags;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) { (void)pointer, (void)bytes; return CUDA_ERROR_NOT_SUPPORTED; }
+
 struct entry { const char *name; const char *release; void *function; };
 extern CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice) __attribute__((weak, visibility("hidden")));
 static const struct entry entries[] = {

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Blocks in an array, and one hash table of what leads to them: handles and mappings by address. It is the table of
+ * pointers.c with another content, under the same lock. */
+#include "virtual.h"
+
+#include "pointers.h"
+
+enum { FIRST_BITS = 7, NO_BLOCK = 0 };
+
+/* Blocks are counted from 1. */
+static struct carve_block *block_at(struct carve_state *s, uint32_t block) { return &s->virtual.blocks[block - 1]; }
+
+static inline uint32_t home(const struct carve_virtual *v, uint64_t key, uint8_t kind) {
+    return (uint32_t)(((key + kind) * 0x9e3779b97f4a7c15u) >> (64 - v->bits));
+}
+
+static inline uint32_t find(const struct carve_virtual *v, uint64_t key, uint8_t kind) {
+    uint32_t mask = (1u << v->bits) - 1, i = home(v, key, kind);
+    while (v->links[i].block != NO_BLOCK && (v->links[i].key != key || v->links[i].kind != kind)) {
+        i = (i + 1) & mask;
+    }
+    return i;
+}
+
+static struct carve_link *known(struct carve_virtual *v, uint64_t key, uint8_t kind) {
+    if (v->bits == 0) {
+        return NULL;
+    }
+    struct carve_link *link = &v->links[find(v, key, kind)];
+    return link->block == NO_BLOCK ? NULL : link;
+}
+
+static bool grow_links(struct carve_virtual *v) {
+    struct carve_virtual bigger = {.bits = v->bits == 0 ? FIRST_BITS : v->bits + 1};
+    bigger.links = bigger.bits > 31 ? NULL : carve_map_private(sizeof bigger.links[0] << bigger.bits);
+    if (bigger.links == NULL) {
+        return false;
+    }
+    if (v->bits != 0) {
+        for (uint32_t i = 0; i < 1u << v->bits; i++) {
+            if (v->links[i].block != NO_BLOCK) {
+                bigger.links[find(&bigger, v->links[i].key, v->links[i].kind)] = v->links[i];
+            }
+        }
+        carve_unmap(v->links, sizeof v->links[0] << v->bits);
+    }
+    v->links = bigger.links;
+    v->bits = bigger.bits;
+    return true;
+}
+
+/* Adds a link; its place is made if need be. */
+static bool add_link(struct carve_virtual *v, struct carve_link link) {
+    if ((v->bits == 0 || v->count >= 1u << (v->bits - 1)) && !grow_links(v)) {
+        return false;
+    }
+    v->links[find(v, link.key, link.kind)] = link;
+    v->count++;
+    return true;
+}
+
+static void remove_link(struct carve_virtual *v, struct carve_link *link) {
+    uint32_t mask = (1u << v->bits) - 1, i = (uint32_t)(link - v->links);
+    for (uint32_t j = (i + 1) & mask; v->links[j].block != NO_BLOCK; j = (j + 1) & mask) {
+        if (((j - home(v, v->links[j].key, v->links[j].kind)) & mask) >= ((j - i) & mask)) {
+            v->links[i] = v->links[j];
+            i = j;
+        }
+    }
+    v->links[i].block = NO_BLOCK;
+    v->count--;
+}
+
+/* A free place for a block; NO_BLOCK where there is no memory for one. */
+static uint32_t new_block(struct carve_state *s) {
+    struct carve_virtual *v = &s->virtual;
+    if (v->free_block != NO_BLOCK) {
+        uint32_t block = v->free_block;
+        v->free_block = block_at(s, block)->next_free;
+        return block;
+    }
+    if (v->block_count == v->block_room) {
+        uint32_t room = v->block_room == 0 ? 128 : 2 * v->block_room;
+        struct carve_block *more = room > 1u << 30 ? NULL : carve_map_private(sizeof *more * room);
+        if (more == NULL) {
+            return NO_BLOCK;
+        }
+        for (uint32_t i = 0; i < v->block_count; i++) {
+            more[i] = v->blocks[i];
+        }
+        if (v->blocks != NULL) {
+            carve_unmap(v->blocks, sizeof *more * v->block_room);
+        }
+        v->blocks = more;
+        v->block_room = room;
+    }
+    return ++v->block_count;
+}
+
+static void count(struct carve_state *s, unsigned card, int more) {
+    s->pointers.blocks[card] += (uint64_t)(int64_t)more;
+    __atomic_store_n(&s->usage->lines[card][s->slot].allocations, s->pointers.blocks[card], __ATOMIC_RELAXED);
+}
+
+/* Takes one reference off a block, and the block away with the last. */
+static struct carve_gone drop(struct carve_state *s, uint32_t block) {
+    struct carve_block *b = block_at(s, block);
+    if (--b->references != 0) {
+        return (struct carve_gone){0, b->card};
+    }
+    struct carve_gone gone = {b->units, b->card};
+    b->next_free = s->virtual.free_block;
+    s->virtual.free_block = block;
+    count(s, gone.card, -1);
+    return gone;
+}
+
+static bool create(struct carve_state *s, uint64_t handle, unsigned card, uint32_t units) {
+    struct carve_virtual *v = &s->virtual;
+    uint32_t block = new_block(s);
+    if (block == NO_BLOCK) {
+        return false;
+    }
+    *block_at(s, block) = (struct carve_block){.units = units, .references = 1, .card = (uint8_t)card};
+    if (!add_link(v, (struct carve_link){.key = handle, .uses = 1, .block = block, .kind = CARVE_LINK_HANDLE})) {
+        block_at(s, block)->next_free = v->free_block;
+        v->free_block = block;
+        return false;
+    }
+    count(s, card, 1);
+    return true;
+}
+
+bool carve_virtual_create(struct carve_state *s, uint64_t handle, unsigned card, uint32_t units, struct carve_gone *stale) {
+    struct carve_virtual *v = &s->virtual;
+    *stale = (struct carve_gone){0};
+    carve_lock(&s->pointers.lock);
+    struct carve_link *before = known(v, handle, CARVE_LINK_HANDLE);
+    if (before != NULL) {
+        /* All of its uses are one reference of the block. */
+        uint32_t block = before->block;
+        remove_link(v, before);
+        *stale = drop(s, block);
+    }
+    bool created = create(s, handle, card, units);
+    carve_unlock(&s->pointers.lock);
+    return created;
+}
+
+struct carve_released carve_virtual_release(struct carve_state *s, uint64_t handle) {
+    struct carve_released released = {.handle = handle};
+    carve_lock(&s->pointers.lock);
+    struct carve_link *link = known(&s->virtual, handle, CARVE_LINK_HANDLE);
+    if (link != NULL) {
+        released.known = true;
+        released.block = link->block;
+        if (--link->uses == 0) {
+            remove_link(&s->virtual, link);
+            released.gone = drop(s, released.block);
+        }
+    }
+    carve_unlock(&s->pointers.lock);
+    return released;
+}
+
+void carve_virtual_restore(struct carve_state *s, const struct carve_released *released) {
+    carve_lock(&s->pointers.lock);
+    struct carve_link *link = known(&s->virtual, released->handle, CARVE_LINK_HANDLE);
+    if (released->gone.units != 0) {
+        (void)create(s, released->handle, released->gone.card, released->gone.units);
+    } else if (link != NULL) {
+        link->uses++;
+    } else if (add_link(&s->virtual, (struct carve_link){.key = released->handle, .uses = 1, .block = released->block, .kind = CARVE_LINK_HANDLE})) {
+        block_at(s, released->block)->references++;
+    }
+    carve_unlock(&s->pointers.lock);
+}
+
+/* The mapping that holds an address, which need not be its first. */
+static struct carve_link *mapping_around(struct carve_virtual *v, uint64_t address) {
+    struct carve_link *link = known(v, address, CARVE_LINK_MAPPING);
+    for (uint32_t i = 0; link == NULL && v->bits != 0 && i < 1u << v->bits; i++) {
+        struct carve_link *other = &v->links[i];
+        if (other->block != NO_BLOCK && other->kind == CARVE_LINK_MAPPING && address - other->key < other->bytes) {
+            link = other;
+        }
+    }
+    return link;
+}
+
+void carve_virtual_retained(struct carve_state *s, uint64_t handle, uint64_t address) {
+    struct carve_virtual *v = &s->virtual;
+    carve_lock(&s->pointers.lock);
+    struct carve_link *mapping = mapping_around(v, address);
+    if (mapping != NULL) {
+        uint32_t block = mapping->block;
+        struct carve_link *link = known(v, handle, CARVE_LINK_HANDLE);
+        if (link != NULL) {
+            link->uses++;
+        } else if (add_link(v, (struct carve_link){.key = handle, .uses = 1, .block = block, .kind = CARVE_LINK_HANDLE})) {
+            block_at(s, block)->references++;
+        }
+    }
+    carve_unlock(&s->pointers.lock);
+}
+
+void carve_virtual_mapped(struct carve_state *s, uint64_t address, uint64_t bytes, uint64_t handle) {
+    struct carve_virtual *v = &s->virtual;
+    carve_lock(&s->pointers.lock);
+    struct carve_link *link = known(v, handle, CARVE_LINK_HANDLE);
+    if (link != NULL) {
+        uint32_t block = link->block;
+        /* Without memory for it the block seems to have one mapping less, and is given back too early. */
+        if (known(v, address, CARVE_LINK_MAPPING) == NULL &&
+            add_link(v, (struct carve_link){.key = address, .bytes = bytes, .block = block, .kind = CARVE_LINK_MAPPING})) {
+            block_at(s, block)->references++;
+        }
+    }
+    carve_unlock(&s->pointers.lock);
+}
+
+bool carve_virtual_unmapped(struct carve_state *s, uint64_t *next, uint64_t end, struct carve_gone *gone) {
+    struct carve_virtual *v = &s->virtual;
+    bool found = false;
+    carve_lock(&s->pointers.lock);
+    while (*next < end && !found) {
+        struct carve_link *link = known(v, *next, CARVE_LINK_MAPPING);
+        if (link == NULL) {
+            *next += 1u << CARVE_PAGE_SHIFT; /* of a block that isn't known; no mapping is smaller than a page */
+            continue;
+        }
+        uint32_t block = link->block;
+        *next += link->bytes;
+        remove_link(v, link);
+        *gone = drop(s, block);
+        found = true;
+    }
+    carve_unlock(&s->pointers.lock);
+    return found;
+}
