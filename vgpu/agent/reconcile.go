@@ -46,15 +46,15 @@ func (a *Agent) workOn(ctx context.Context, uid string) {
 
 // situation is all that matters for one pod, read at one moment.
 type situation struct {
-	pod            pod
-	known          bool // to the watch
-	watched        bool // the watch has shown all pods
-	listed         bool // the runtime has listed all containers
-	holding        *holding
-	record         record
-	prepared, used bool
-	sandbox        sandbox
-	running        bool // containers of the pod haven't exited
+	pod      pod
+	known    bool // to the watch
+	watched  bool // the watch has shown all pods
+	listed   bool // the runtime has listed all containers
+	holding  *holding
+	record   record
+	prepared bool
+	sandbox  sandbox
+	running  bool // containers of the pod haven't exited
 }
 
 func (a *Agent) situation(uid string) situation {
