@@ -525,3 +525,47 @@ func TestContrivedPodsAreGivenUp(t *testing.T) {
 		t.Fatalf("took %v", d)
 	}
 }
+
+// A pod that kube-scheduler's own filters refused never reached the extender.
+// It is woken when a node that its share fits on can take more pods, and not
+// for a change that lets in nobody.
+func TestAPodRefusedElsewhereIsWoken(t *testing.T) {
+	r := cluster(place.Config{}, 2, 1)
+	r.run(t, pod("holder", share(81920)))
+	small := ledger.Allowance{Slots: 0, MilliCPU: 4000, Pods: 110, Taints: 1}
+	r.l.SetNode("n2", ledger.NodeInfo{Managed: true, Allowance: small})
+	r.l.TakeFreed()
+	a := pod("a", share(40000))
+	r.Refused(a)
+	if len(r.l.TakeFreed()) != 2 {
+		t.Error("what came before the pod was known to wait is not looked at")
+	}
+	r.Refused(a)
+	if r.Waiting() != 1 || len(r.l.TakeFreed()) != 0 {
+		t.Error("the same refusal counted twice")
+	}
+	now := epoch
+	for name, c := range map[string]struct {
+		change func(*ledger.Allowance)
+		wakes  int
+	}{
+		"a slot more":      {func(a *ledger.Allowance) { a.Slots++ }, 1},
+		"more CPU":         {func(a *ledger.Allowance) { a.MilliCPU++ }, 1},
+		"a taint less":     {func(a *ledger.Allowance) { a.Taints-- }, 1},
+		"less CPU":         {func(a *ledger.Allowance) { a.MilliCPU-- }, 0},
+		"a cordon":         {func(a *ledger.Allowance) { a.Shut = true }, 0},
+		"one taint more":   {func(a *ledger.Allowance) { a.Taints++ }, 0},
+		"no change at all": {func(*ledger.Allowance) {}, 0},
+	} {
+		r.Forget(a.UID)
+		r.l.SetNode("n2", ledger.NodeInfo{Managed: true, Allowance: small})
+		r.Refused(a)
+		r.l.TakeFreed()
+		grown := small
+		c.change(&grown)
+		r.l.SetNode("n2", ledger.NodeInfo{Managed: true, Allowance: grown})
+		if refs, _ := r.Wake(r.l.TakeFreed(), 10, now); len(refs) != c.wakes {
+			t.Errorf("%s: woke %d pods, want %d", name, len(refs), c.wakes)
+		}
+	}
+}
