@@ -130,6 +130,23 @@ static bool add_global(ptx_image *image, const char *at, const char **end) {
   return true;
 }
 
+static CUresult read_plain(const char *plain, ptx_image *out) {
+  int major = 0, minor = 0;
+  const char *version = strstr(plain, ".version "), *target = strstr(plain, ".target sm_");
+  if (!version && !target) return CUDA_ERROR_INVALID_IMAGE;
+  if (!version || !target || sscanf(version, ".version %d.%d", &major, &minor) != 2) return CUDA_ERROR_INVALID_PTX;
+  out->version = major * 10 + minor;
+  out->target = atoi(target + strlen(".target sm_"));
+  for (const char *at = plain; *at;) {
+    bool ok = true;
+    if (strncmp(at, ".entry ", 7) == 0) ok = add_entry(out, at, &at);
+    else if (strncmp(at, ".global ", 8) == 0) ok = add_global(out, at, &at);
+    else at++;
+    if (!ok) return CUDA_ERROR_INVALID_PTX;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult ptx_read(const void *image, ptx_image *out) {
   uint32_t magic;
   *out = (ptx_image){0};
@@ -139,22 +156,10 @@ CUresult ptx_read(const void *image, ptx_image *out) {
   if (!isprint((unsigned char)text[0]) && !isspace((unsigned char)text[0])) return CUDA_ERROR_INVALID_IMAGE;
   char *plain = plain_text(text);
   if (!plain) return CUDA_ERROR_OUT_OF_MEMORY;
-  int major = 0, minor = 0;
-  const char *version = strstr(plain, ".version "), *target = strstr(plain, ".target sm_");
-  bool ok = version && target && sscanf(version, ".version %d.%d", &major, &minor) == 2;
-  if (ok) {
-    out->version = major * 10 + minor;
-    out->target = atoi(target + strlen(".target sm_"));
-  }
-  for (const char *at = plain; ok && *at;) {
-    if (strncmp(at, ".entry ", 7) == 0) ok = add_entry(out, at, &at);
-    else if (strncmp(at, ".global ", 8) == 0) ok = add_global(out, at, &at);
-    else at++;
-  }
+  CUresult result = read_plain(plain, out);
   free(plain);
-  if (ok) return CUDA_SUCCESS;
-  ptx_free(out);
-  return version || target ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE;
+  if (result != CUDA_SUCCESS) ptx_free(out);
+  return result;
 }
 
 void ptx_free(ptx_image *image) {

@@ -6,8 +6,12 @@
 #include "clock.h"
 
 enum { FULL_WIDTH = 1000000, MAX_RUNNING = 128, MAX_STREAMS = 64, MAX_DEPTH = 4 };
-/* One call computes so many steps at most; what is left is done by the next. */
-enum { MAX_STEPS = 1 << 22 };
+/*
+ * One call looks at so many queue entries at most; what is left is for the
+ * next. Tenants write the queues, and must not keep an agent busy for ever.
+ */
+enum { MOST_LOOKS = 1 << 24 };
+static uint64_t looks; /* under the lock */
 
 typedef struct {
   uint32_t count;
@@ -73,9 +77,15 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
   }
   for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
     soft_entry *entry = entry_at(queue, seq);
+    looks++;
     if (entry->flags & SOFT_ENTRY_DONE) continue;
     bool legacy = entry->stream == SOFT_LEGACY_STREAM;
     bool ready = !(legacy ? blocking_undone : (entry->flags & SOFT_ENTRY_BLOCKING) && legacy_undone);
+    if (entry->submit_ns > now) { /* history that is computed late: not there yet, nor is what follows */
+      if (entry->submit_ns < set.wait_until_ns) set.wait_until_ns = entry->submit_ns;
+      set.undone = true;
+      break;
+    }
     for (uint32_t i = 0; ready && i < stream_count; i++) ready = streams[i] != entry->stream;
     if (ready && entry->kind == SOFT_ENTRY_EVENT) {
       finish(entry, now);
@@ -244,7 +254,9 @@ static void advance_card(soft_region *region, uint32_t index, uint64_t until, in
     card->sim_ns = until;
     return;
   }
-  for (int step = 0; step < MAX_STEPS; step++) {
+  if (!depth) looks = 0;
+  while (looks < MOST_LOOKS) {
+    looks += 16;
     turn now = take_turn(region, index, until, depth);
     uint64_t room = until - card->sim_ns;
     if (!room) return;

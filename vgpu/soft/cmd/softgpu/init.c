@@ -423,6 +423,7 @@ int command_destroy(int argc, char **argv) {
     const soft_header *h = &region.state->header;
     char driver[32];
     soft_text(driver, sizeof driver, h->driver_version, sizeof h->driver_version);
+    if (strspn(driver, "0123456789.") != strlen(driver)) driver[0] = 0; /* tenants write the state */
     for (uint32_t i = 0; i < soft_card_count(&region); i++) {
       const soft_card_facts *f = &h->cards[i].facts;
       snprintf(path, sizeof path, "proc/driver/nvidia/gpus/%04x:%02x:%02x.0/information", f->pci_domain, f->pci_bus & 0xff, f->pci_device & 0xff);
