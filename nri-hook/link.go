@@ -45,6 +45,8 @@ type State interface {
 	// Starting is asked before a created container starts; the error says why it
 	// must not.
 	Starting(c Container) error
+	// Started says that a container's first process runs.
+	Started(c Container)
 	// Exited says that a container has no process any more. It may come more
 	// than once, late, or never.
 	Exited(c Container)
@@ -228,6 +230,13 @@ func (s *session) CreateContainer(_ context.Context, p *nri.PodSandbox, c *nri.C
 // without the hook.
 func (s *session) StartContainer(_ context.Context, p *nri.PodSandbox, c *nri.Container) error {
 	return s.state.Starting(from(p, c))
+}
+
+// PostStartContainer comes when a container was started, and not when that
+// failed.
+func (s *session) PostStartContainer(_ context.Context, p *nri.PodSandbox, c *nri.Container) error {
+	s.state.Started(from(p, c))
+	return nil
 }
 
 // StopContainer comes when a container has exited.

@@ -157,6 +157,8 @@ func (n *nodeState) Driver() Driver                { return testDriver() }
 func (n *nodeState) Adjusted(c Container, s Slice) { n.say("adjusted " + c.ID + " " + s.Mark()) }
 func (n *nodeState) Ungranted(c Container)         { n.say("ungranted " + c.ID) }
 func (n *nodeState) Exited(c Container)            { n.say("exited " + c.ID) }
+func (n *nodeState) Started(c Container)           {}
+
 func (n *nodeState) Starting(c Container) error {
 	if c.ID == "unadjusted" {
 		return errors.New("created without the hook")

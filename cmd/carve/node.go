@@ -309,6 +309,8 @@ func (s hookState) Adjusted(c nrihook.Container, _ nrihook.Slice) {
 	s.agent.Adjusted(runtimeContainer(c))
 }
 func (s hookState) Ungranted(c nrihook.Container) { s.agent.Ungranted(c.PodUID, c.Name) }
+func (s hookState) Started(c nrihook.Container)   { s.agent.Started(c.ID) }
+
 func (s hookState) Starting(c nrihook.Container) error {
 	return s.agent.Starting(c.ID)
 }

@@ -122,6 +122,8 @@ type holding struct {
 type use struct {
 	uid, container string
 	hostPID        int
+	// started says that it had a process for sure.
+	started bool
 	// adjusted is false for a container that should have a card and was started
 	// without the hook; stopped says that we did something about it.
 	adjusted, stopped bool

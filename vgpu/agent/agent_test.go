@@ -453,6 +453,44 @@ func TestContainersThatStartedWithoutTheHookAreCountedAndStopped(t *testing.T) {
 	eventually(t, "none is reported", func() bool { s, _ := n.api.report(); return s.UnadjustedContainers == 0 })
 }
 
+// A container whose start failed: the runtime tells of its creation and never of
+// its end. The kubelet does. Of one that did start it is not believed.
+func TestAContainerThatNeverStartedGivesItsSliceBack(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	failed := func(uid, id string) *corev1.Pod {
+		p := podWith(t, uid, grantOf(uid, 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)}))
+		p.Status.Phase = corev1.PodFailed
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "app", State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{Reason: "StartError", ContainerID: "containerd://" + id}}}}
+		return p
+	}
+	for _, uid := range []string{"uid-1", "uid-2"} {
+		n.api.setPod(podWith(t, uid, grantOf(uid, 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+		eventually(t, "the slice is prepared", func() bool { return n.prepared(uid, "app") })
+		n.Adjusted(RuntimeContainer{ID: "c-" + uid, PodUID: uid, Name: "app", Adjusted: true})
+	}
+	n.Started("c-uid-2")
+	n.api.setPod(failed("uid-2", "c-uid-2"))
+	n.api.setPod(failed("uid-1", "c-uid-2")) // another pod's container: no word on its own
+	eventually(t, "the watch knows both", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.pods["uid-1"].over && n.pods["uid-2"].over
+	})
+	time.Sleep(100 * time.Millisecond)
+	if !n.prepared("uid-1", "app") || !n.prepared("uid-2", "app") {
+		t.Fatal("a slice was released while its container may run")
+	}
+	n.api.setPod(failed("uid-1", "c-uid-1"))
+	eventually(t, "the slice is released", func() bool { return !n.prepared("uid-1", "app") })
+	if !n.prepared("uid-2", "app") {
+		t.Error("the slice of a container that runs was released")
+	}
+	n.Exited("c-uid-2")
+	eventually(t, "the other is released too", func() bool { return len(n.leftovers()) == 0 })
+}
+
 // share-20, node-1: one card fails, the other is served on.
 func TestOneFailingCard(t *testing.T) {
 	n := startNode(t)

@@ -107,6 +107,28 @@ func (a *Agent) Adjusted(c RuntimeContainer) {
 	a.report()
 }
 
+// Started notes that a container's first process runs.
+func (a *Agent) Started(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if u, ok := a.containers[id]; ok {
+		u.started = true
+		a.containers[id] = u
+	}
+}
+
+// dropStillborn forgets containers that were created and never started, when
+// the kubelet says that they ended: the runtime doesn't tell of their end (seen
+// with containerd 2.4, whose NRI has no event for a start that failed). Of a
+// container that did start, only the runtime's word counts. a.mu is held.
+func (a *Agent) dropStillborn(p pod) {
+	for _, id := range p.ended {
+		if u, ok := a.containers[id]; ok && u.uid == p.uid && !u.started {
+			delete(a.containers, id)
+		}
+	}
+}
+
 // Exited notes that a container has no process any more. It is keyed by the
 // container's ID: a late word on an earlier one of the same name changes
 // nothing.
@@ -155,7 +177,7 @@ func (a *Agent) Synchronize(list []RuntimeContainer) {
 	a.containers = make(map[string]use, len(list))
 	for _, c := range list {
 		a.containers[c.ID] = use{
-			uid: c.PodUID, container: c.Name, hostPID: c.HostPID,
+			uid: c.PodUID, container: c.Name, hostPID: c.HostPID, started: c.HostPID != 0,
 			adjusted: c.Adjusted, asked: c.Asked, stopped: before[c.ID].stopped,
 		}
 		if h := a.held[c.PodUID]; h != nil && c.Adjusted {

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"runtime/debug"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +31,8 @@ type pod struct {
 	over bool
 	// done are the init containers that ended well.
 	done map[string]bool
+	// ended are the IDs of containers that the kubelet saw end.
+	ended []string
 }
 
 func (p pod) found() found {
@@ -119,6 +122,19 @@ func readPod(p *corev1.Pod) pod {
 			out.done[s.Name] = true
 		}
 	}
+	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+		for _, s := range list {
+			for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
+				if t == nil {
+					continue
+				}
+				// "containerd://ID", "cri-o://ID"
+				if _, id, ok := strings.Cut(t.ContainerID, "://"); ok && id != "" {
+					out.ended = append(out.ended, id)
+				}
+			}
+		}
+	}
 	return out
 }
 
@@ -153,7 +169,7 @@ func slim(o any) (any, error) {
 			InitContainers: containers(p.Spec.InitContainers),
 			Containers:     containers(p.Spec.Containers),
 		},
-		Status: corev1.PodStatus{Phase: p.Status.Phase, InitContainerStatuses: p.Status.InitContainerStatuses},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, InitContainerStatuses: p.Status.InitContainerStatuses, ContainerStatuses: p.Status.ContainerStatuses},
 	}, nil
 }
 
@@ -196,6 +212,7 @@ func (a *Agent) podChanged(o any) {
 	q := readPod(p)
 	a.mu.Lock()
 	a.pods[q.uid] = q
+	a.dropStillborn(q)
 	a.wake()
 	a.mu.Unlock()
 	a.queue.Add(q.uid)
