@@ -87,7 +87,13 @@ static nvmlReturn_t start(unsigned int flags) {
   return NVML_SUCCESS;
 }
 
+/* In a child of fork another thread's lock, copied held, would never be released. */
+static void after_fork(void) {
+  if (initialised && owner != getpid()) atomic_store(&lock_word, 0);
+}
+
 static nvmlReturn_t initialise(unsigned int flags) {
+  after_fork();
   lock();
   nvmlReturn_t result = initialised ? NVML_SUCCESS : start(flags);
   if (result == NVML_SUCCESS) initialised++;
@@ -100,6 +106,7 @@ EXPORT nvmlReturn_t nvmlInit_v2(void) { return initialise(0); }
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags) { return initialise(flags); }
 
 EXPORT nvmlReturn_t nvmlShutdown(void) {
+  after_fork();
   lock();
   nvmlReturn_t result = initialised ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
   if (initialised && --initialised == 0) {
@@ -115,12 +122,14 @@ EXPORT nvmlReturn_t nvmlShutdown(void) {
 /* A forked child has the parent's handles and descriptors, but needs a slot of its own. */
 static nvmlReturn_t own_slot(void) {
   if (owner == getpid()) return NVML_SUCCESS;
+  after_fork();
   lock();
   nvmlReturn_t result = NVML_SUCCESS;
   if (owner != getpid()) {
     nvml_region.me = SOFT_NO_INDEX;
     result = from(soft_slot_claim(&nvml_region, SOFT_KIND_OBSERVER));
     if (result == NVML_SUCCESS) owner = getpid();
+    else nvml_region.me = SOFT_NO_INDEX;
   }
   unlock();
   return result;

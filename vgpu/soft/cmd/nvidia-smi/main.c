@@ -125,7 +125,7 @@ static void processes(const card *c, unsigned int *printed) {
   if (p_nvmlDeviceGetComputeRunningProcesses_v3(c->device, &count, rows) != NVML_SUCCESS) return;
   for (unsigned int i = 0; i < count; i++) {
     if (p_nvmlSystemGetProcessName(rows[i].pid, name, sizeof name) != NVML_SUCCESS) snprintf(name, sizeof name, "[Not Found]");
-    printf("| %4u   N/A  N/A %10u      C   %-36.36s %9lluMiB |\n", c->index, rows[i].pid, name, mib(rows[i].usedGpuMemory));
+    printf("| %5u   N/A  N/A %11u      C   %-34.34s %9lluMiB |\n", c->index, rows[i].pid, name, mib(rows[i].usedGpuMemory));
     (*printed)++;
   }
 }
@@ -142,7 +142,9 @@ static int view_table(unsigned int count) {
   strftime(when, sizeof when, "%a %b %e %H:%M:%S %Y", localtime_r(&now, &parts));
   printf("%s   (software GPU)\n", when);
   puts("+-----------------------------------------------------------------------------------------+");
-  printf("| NVIDIA-SMI %-20s  Driver Version: %-18s CUDA Version: %d.%-8d |\n", driver, driver, cuda / 1000, cuda % 1000 / 10);
+  char row[160];
+  snprintf(row, sizeof row, "NVIDIA-SMI %-22s Driver Version: %-14s CUDA Version: %d.%d", driver, driver, cuda / 1000, cuda % 1000 / 10);
+  printf("| %-87.87s |\n", row);
   puts("|-----------------------------------------+------------------------+----------------------+");
   puts("| GPU  Name                 Persistence-M | Bus-Id                 |              MIG M.  |");
   puts("| Temp  Perf          Pwr:Usage/Cap       |           Memory-Usage | GPU-Util  Compute M. |");
@@ -152,14 +154,14 @@ static int view_table(unsigned int count) {
       printf("| %3u  ERR!                               |                        | GPU is lost          |\n", i);
       continue;
     }
-    printf("| %3u  %-29.29s %4s | %-22s | %20s |\n", i, c.name, c.persistence ? "On" : "Off", c.pci.busId, mig_text(&c));
-    printf("| %3uC  P%-2d           %4uW / %4uW          | %9lluMiB / %6lluMiB | %4u%%  %12s |\n", c.celsius, c.state, c.milliwatts / 1000,
-           c.limit_mw / 1000, mib(c.memory.used), mib(c.memory.total), c.load.gpu, mode_text(c.mode));
+    printf("| %3u  %-27.27s %5s  | %-22s | %20s |\n", i, c.name, c.persistence ? "On" : "Off", c.pci.busId, mig_text(&c));
+    snprintf(row, sizeof row, "%3uC   P%-2d %15uW / %4uW", c.celsius, c.state, c.milliwatts / 1000, c.limit_mw / 1000);
+    printf("| %-39.39s | %9lluMiB / %6lluMiB | %7u%%  %11s |\n", row, mib(c.memory.used), mib(c.memory.total), c.load.gpu, mode_text(c.mode));
     puts("+-----------------------------------------+------------------------+----------------------+");
   }
   puts("");
   puts("+-----------------------------------------------------------------------------------------+");
-  puts("| Processes:  GPU   GI   CI        PID   Type   Process name                   GPU Memory |");
+  puts("|   GPU   GI   CI          PID   Type   Process name                          GPU Memory  |");
   puts("|=========================================================================================|");
   for (unsigned int i = 0; i < count; i++)
     if (read_card(i, &c)) processes(&c, &printed);
