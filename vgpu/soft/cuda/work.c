@@ -72,6 +72,7 @@ CUresult work_submit(context *ctx, const stream *on, soft_entry entry, uint32_t 
       if (out_seq) *out_seq = queue->head;
       queue->head++;
       soft_sched_activate(region, index);
+      soft_slot_at(region, region->me)->seen_real_ns = soft_real_ns();
       soft_unlock(region);
       return CUDA_SUCCESS;
     }
@@ -129,7 +130,12 @@ CUresult work_query(context *ctx, uint32_t stream_number) {
 CUresult work_wait_stream(context *ctx, const stream *on) {
   uint32_t index;
   soft_queue *queue = own_queue(ctx, &index);
-  if (!queue || queue->scan == queue->head) return CUDA_SUCCESS;
+  if (!queue) return CUDA_SUCCESS;
+  soft_error error = soft_lock(&the_driver.region, SOFT_PATIENCE_MS);
+  if (error != SOFT_OK) return driver_from(error);
+  bool idle = queue->scan == queue->head;
+  soft_unlock(&the_driver.region);
+  if (idle) return CUDA_SUCCESS;
   if (on->number != SOFT_LEGACY_STREAM) return work_wait(ctx, on->number, SOFT_FOREVER, work_spins(ctx));
   /* the legacy stream waits for the blocking ones: so does a mark on it */
   uint64_t seq;

@@ -1,5 +1,6 @@
 /* init.c - making a driver root. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -344,7 +345,7 @@ static int make_state(const wish *w, const branch_row *row, soft_state **out) {
   char path[PATH_MAX];
   snprintf(path, sizeof path, "%s/softgpu/state", w->root);
   int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0) return complain(EXIT_FAILED, "make %s: %s", path, errno == EEXIST ? "a software GPU is there already" : strerror(errno));
+  if (fd < 0) return complain(EXIT_FAILED, "make %s: %s", path, strerror(errno));
   soft_state *state = MAP_FAILED;
   if (fchmod(fd, 0666) == 0 && ftruncate(fd, sizeof(soft_state)) == 0)
     state = mmap(NULL, sizeof(soft_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -357,11 +358,33 @@ static int make_state(const wish *w, const branch_row *row, soft_state **out) {
   return write_file(path, 0666, "");
 }
 
-int command_init(int argc, char **argv) {
-  wish w;
+static int fill_root(const wish *w, const branch_row *row) {
   char dir[PATH_MAX];
   device_number numbers[3];
   soft_state *state = NULL;
+
+  snprintf(dir, sizeof dir, "%s/dev", w->root);
+  TRY(make_dirs(dir));
+  TRY(make_state(w, row, &state));
+  TRY(make_libraries(w, row));
+  TRY(make_nodes(w->root, &state->header, numbers));
+  TRY(make_proc(w, &state->header));
+  TRY(write_config(w, &state->header, numbers));
+  state->header.magic = SOFT_MAGIC; /* from here on it can be opened */
+  printf("software GPU root %s: driver %s, %u card%s\n", w->root, w->driver, w->card_count, w->card_count == 1 ? "" : "s");
+  for (uint32_t i = 0; i < w->card_count; i++) {
+    const soft_card_facts *f = &state->header.cards[i].facts;
+    printf("  %u  %s  %s  /dev/nvidia%u is %u:%u\n", i, f->uuid, f->name, f->minor, f->node_major, f->node_minor);
+  }
+  munmap(state, sizeof *state);
+  return EXIT_OK;
+}
+
+static void remove_root(const char *root);
+
+int command_init(int argc, char **argv) {
+  wish w;
+  char path[PATH_MAX];
 
   TRY(read_wish(argc, argv, &w));
   const branch_row *row = NULL;
@@ -370,23 +393,16 @@ int command_init(int argc, char **argv) {
   if (!row || strlen(w.driver) >= 24 || strspn(w.driver, "0123456789.") != strlen(w.driver))
     return complain(EXIT_USAGE, "--driver can't be %s: it is a version such as 550.90.07, from 535 on", w.driver);
 
-  snprintf(dir, sizeof dir, "%s/softgpu", w.root);
-  TRY(make_dirs(dir));
-  snprintf(dir, sizeof dir, "%s/dev", w.root);
-  TRY(make_dirs(dir));
-  TRY(make_state(&w, row, &state));
-  TRY(make_libraries(&w, row));
-  TRY(make_nodes(w.root, &state->header, numbers));
-  TRY(make_proc(&w, &state->header));
-  TRY(write_config(&w, &state->header, numbers));
-  state->header.magic = SOFT_MAGIC; /* from here on it can be opened */
-  printf("software GPU root %s: driver %s, %u card%s\n", w.root, w.driver, w.card_count, w.card_count == 1 ? "" : "s");
-  for (uint32_t i = 0; i < w.card_count; i++) {
-    const soft_card_facts *f = &state->header.cards[i].facts;
-    printf("  %u  %s  %s  /dev/nvidia%u is %u:%u\n", i, f->uuid, f->name, f->minor, f->node_major, f->node_minor);
-  }
-  munmap(state, sizeof *state);
-  return EXIT_OK;
+  char real[PATH_MAX];
+  if (realpath(w.root, real) && strcmp(real, "/") == 0) return complain(EXIT_USAGE, "the root can't be /: a real driver may live there");
+  umask(022); /* containers with other users read the root */
+  snprintf(path, sizeof path, "%s/softgpu", w.root);
+  TRY(make_dirs(path));
+  snprintf(path, sizeof path, "%s/softgpu/state", w.root);
+  if (access(path, F_OK) == 0) return complain(EXIT_FAILED, "%s has a software GPU already", w.root);
+  int code = fill_root(&w, row);
+  if (code != EXIT_OK) remove_root(w.root);
+  return code;
 }
 
 /* ---- destroy ------------------------------------------------------------- */
@@ -411,41 +427,42 @@ static void drop(const char *root, const char *name) {
   if (unlink(path) != 0 && errno != ENOENT) rmdir(path);
 }
 
-int command_destroy(int argc, char **argv) {
-  char path[128];
-  soft_region region = {0};
-  if (argc != 1) return complain(EXIT_USAGE, "destroy needs a root");
-  const char *root = argv[0];
-  if (!is_root(root)) return complain(EXIT_FAILED, "%s has no software GPU", root);
-  char dir[PATH_MAX];
-  snprintf(dir, sizeof dir, "%s/softgpu", root);
-  if (soft_region_open(&region, dir, root) == SOFT_OK) {
-    const soft_header *h = &region.state->header;
-    char driver[32];
-    soft_text(driver, sizeof driver, h->driver_version, sizeof h->driver_version);
-    if (strspn(driver, "0123456789.") != strlen(driver)) driver[0] = 0; /* tenants write the state */
-    for (uint32_t i = 0; i < soft_card_count(&region); i++) {
-      const soft_card_facts *f = &h->cards[i].facts;
-      snprintf(path, sizeof path, "proc/driver/nvidia/gpus/%04x:%02x:%02x.0/information", f->pci_domain, f->pci_bus & 0xff, f->pci_device & 0xff);
-      drop(root, path);
-      *strrchr(path, '/') = 0;
-      drop(root, path);
-      snprintf(path, sizeof path, "dev/nvidia%u", f->minor);
+/* Removes DIR's entries whose names begin so; inner: a file in each that goes first. */
+static void drop_all(const char *root, const char *dir, const char *prefix, const char *inner) {
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, "%s/%s", root, dir);
+  DIR *list = opendir(path);
+  for (struct dirent *at; list && (at = readdir(list));) {
+    if (at->d_name[0] == '.' || strncmp(at->d_name, prefix, strlen(prefix)) != 0) continue;
+    if (inner) {
+      snprintf(path, sizeof path, "%s/%s/%s", dir, at->d_name, inner);
       drop(root, path);
     }
-    snprintf(path, sizeof path, "usr/lib/x86_64-linux-gnu/libcuda.so.%s", driver);
-    drop(root, path);
-    snprintf(path, sizeof path, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.%s", driver);
+    snprintf(path, sizeof path, "%s/%s", dir, at->d_name);
     drop(root, path);
   }
-  static const char *const rest[] = {"usr/lib/x86_64-linux-gnu/libcuda.so", "usr/lib/x86_64-linux-gnu/libcuda.so.1",
-                                     "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "usr/bin/nvidia-smi", "dev/nvidiactl", "dev/nvidia-uvm",
-                                     "dev/nvidia-uvm-tools", "dev/.probe", "proc/driver/nvidia/version", "proc/driver/nvidia/gpus",
+  if (list) closedir(list);
+}
+
+/* By names, not by what the state says: tenants write that. */
+static void remove_root(const char *root) {
+  drop_all(root, "usr/lib/x86_64-linux-gnu", "libcuda.so", NULL);
+  drop_all(root, "usr/lib/x86_64-linux-gnu", "libnvidia-ml.so", NULL);
+  drop_all(root, "dev", "nvidia", NULL);
+  drop_all(root, "proc/driver/nvidia/gpus", "", "information");
+  static const char *const rest[] = {"usr/bin/nvidia-smi", "dev/.probe", "proc/driver/nvidia/version", "proc/driver/nvidia/gpus",
                                      "proc/driver/nvidia", "proc/driver", "proc", "dev", "usr/bin", "usr/lib/x86_64-linux-gnu", "usr/lib", "usr",
                                      "softgpu/config.json", "softgpu/alive", "softgpu/state", "softgpu"};
   for (unsigned i = 0; i < sizeof rest / sizeof rest[0]; i++) drop(root, rest[i]);
-  if (is_root(root)) return complain(EXIT_FAILED, "%s could not be removed: %s", root, strerror(errno));
   rmdir(root); /* if nothing else was in it */
+}
+
+int command_destroy(int argc, char **argv) {
+  if (argc != 1) return complain(EXIT_USAGE, "destroy needs a root");
+  const char *root = argv[0];
+  if (!is_root(root)) return complain(EXIT_FAILED, "%s has no software GPU", root);
+  remove_root(root);
+  if (is_root(root)) return complain(EXIT_FAILED, "%s could not be removed: %s", root, strerror(errno));
   printf("software GPU root %s removed\n", root);
   return EXIT_OK;
 }
