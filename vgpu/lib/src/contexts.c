@@ -214,9 +214,10 @@ void carve_context_opened(struct carve_opening *opening, CUcontext handle, bool 
 /* ---------------------------------------------------------------------------------------- closing */
 
 void carve_block_gone(struct carve_state *s, const struct carve_pointer *block, bool last) {
-    uint32_t units = last ? CARVE_PAGE_UNITS : carve_own_units(block);
-    if (units != 0) {
-        carve_release(s, block->card, units);
+    if (last) {
+        carve_release_page(s, block->card);
+    } else if (block->kind != CARVE_KIND_PIECE) {
+        carve_release(s, block->card, block->units);
     }
 }
 

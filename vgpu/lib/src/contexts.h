@@ -68,7 +68,7 @@ static inline void carve_contexts_follow(struct carve_state *s) {
     }
 }
 
-/* Gives back the charge of a block that is gone; last as carve_pointers_take says it. */
+/* Gives back the charge of a block that is gone; last: it was the last piece of its page. */
 void carve_block_gone(struct carve_state *s, const struct carve_pointer *block, bool last);
 
 #endif

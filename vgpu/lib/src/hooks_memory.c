@@ -4,22 +4,22 @@
 #include "ledger.h"
 #include "pointers.h"
 
-typedef CUresult (*free_call)(const struct carve_driver *d, uint64_t address);
-
-static CUresult free_v1(const struct carve_driver *d, uint64_t address) {
-    return d->cuMemFree == NULL ? CUDA_ERROR_NOT_SUPPORTED : d->cuMemFree((CUdeviceptr_v1)address);
-}
-
-static CUresult free_v2(const struct carve_driver *d, uint64_t address) {
-    return d->cuMemFree_v2 == NULL ? CUDA_ERROR_NOT_SUPPORTED : d->cuMemFree_v2(address);
-}
+/* What is asked of the driver. The forms of one function differ in make and give_back only. */
+struct call {
+    CUresult (*make)(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch);
+    CUresult (*give_back)(const struct carve_driver *d, uint64_t address);
+    uint8_t kind;   /* CARVE_KIND_MANAGED, or CARVE_KIND_WHOLE which may become a piece */
+    uint64_t bytes; /* for pitched memory what is expected */
+    uint64_t width, height;
+    unsigned int element, flags;
+};
 
 /* A request on its way: where it goes and what is charged for it so far. */
 struct request {
     struct carve_state *s;
     struct carve_pointer block; /* all but the address */
     uint32_t charged;
-    uint64_t asked_bytes;
+    bool serial; /* the account's slow lock is held: no other thread counts on the same hole */
 };
 
 enum begun { BEGUN, PASS, REFUSED };
@@ -28,6 +28,7 @@ enum begun { BEGUN, PASS, REFUSED };
 static inline enum begun begin(const struct carve_driver *d, struct request *r) {
     r->s = carve_state();
     r->charged = 0;
+    r->serial = false;
     if (CARVE_UNLIKELY(r->s == NULL)) {
         return REFUSED;
     }
@@ -45,22 +46,42 @@ static inline enum begun begin(const struct carve_driver *d, struct request *r) 
     }
 }
 
-/* Charges a block before the driver is asked for it. */
-static inline bool charge(struct request *r, uint64_t bytes, uint8_t kind) {
-    r->asked_bytes = bytes;
+static inline void end_serial(struct request *r) {
+    if (CARVE_UNLIKELY(r->serial)) {
+        carve_serial_end(r->s, r->block.card);
+        r->serial = false;
+    }
+}
+
+static inline void cancel(struct request *r) {
+    end_serial(r);
+    if (r->charged != 0) {
+        carve_release(r->s, r->block.card, r->charged);
+        r->charged = 0;
+    }
+}
+
+/* Charges a block before the driver is asked for it. A piece may need a new page, or fit in a hole of one at hand;
+ * which of the two shows only in the address that the driver gives. So a page is charged, and given back if it
+ * wasn't needed. Where there is no room for a page but there is a hole, the driver is asked without a charge,
+ * unless sure. */
+static inline bool charge(struct request *r, uint8_t kind, uint64_t bytes, bool sure) {
     r->block.kind = kind;
     if (kind == CARVE_KIND_WHOLE && bytes <= CARVE_PIECE_MAX_BYTES) {
-        /* A page, in case that the driver takes a new one for it. Where there is no room for a page but one at
-         * hand may have a hole, the driver is asked: what it did shows in the address. */
         r->block.kind = CARVE_KIND_PIECE;
         r->block.units = carve_units_up(bytes);
         r->charged = CARVE_PAGE_UNITS;
         if (CARVE_LIKELY(carve_try(r->s, r->block.card, CARVE_PAGE_UNITS))) {
             return true;
         }
-        if (carve_pointers_room(r->s, r->block.card, r->block.context, r->block.units)) {
-            r->charged = 0;
-            return true;
+        if (!sure) {
+            carve_serial_begin(r->s, r->block.card);
+            r->serial = true;
+            if (carve_pointers_room(r->s, r->block.card, r->block.context, r->block.units)) {
+                r->charged = 0;
+                return true;
+            }
+            end_serial(r);
         }
     } else {
         r->block.units = carve_page_units(bytes);
@@ -73,247 +94,278 @@ static inline bool charge(struct request *r, uint64_t bytes, uint8_t kind) {
     return true;
 }
 
-static void cancel(struct request *r) {
-    if (r->charged != 0) {
-        carve_release(r->s, r->block.card, r->charged);
-        r->charged = 0;
+/* Fits the charge to what the driver made of a pitched request; false where the larger size doesn't fit. */
+static bool recharge(struct request *r, uint8_t kind, uint64_t bytes) {
+    if (r->block.kind == CARVE_KIND_PIECE && bytes <= CARVE_PIECE_MAX_BYTES) {
+        r->block.units = carve_units_up(bytes); /* a page covers it */
+        return true;
     }
+    cancel(r);
+    return charge(r, kind, bytes, true);
 }
 
-/* The driver gave the block: keeps it with its charge, or gives it back where the charge turned out not to
- * cover what the driver took. */
-static inline bool keep(const struct carve_driver *d, struct request *r, uint64_t address, free_call give_back) {
+enum kept { KEPT, NOT_KEPT, AGAIN };
+
+/* The driver gave the block: keeps it with its charge. Otherwise gives it back: because there is no memory to
+ * remember it, or because it took a page that isn't charged; then the request is made again, with a page. */
+static inline enum kept keep(const struct carve_driver *d, const struct call *call, struct request *r, uint64_t address) {
     struct carve_put put;
     r->block.address = address;
     if (CARVE_UNLIKELY(!carve_pointers_put(r->s, &r->block, &put))) {
-        (void)give_back(d, address);
+        (void)call->give_back(d, address);
         cancel(r);
-        return false;
+        return NOT_KEPT;
     }
     if (CARVE_UNLIKELY(put.stale.address != 0)) {
+        end_serial(r);
         carve_block_gone(r->s, &put.stale, put.stale_last);
     }
     if (r->block.kind != CARVE_KIND_PIECE) {
-        return true;
+        return KEPT;
     }
     if (!put.first_of_page) {
-        cancel(r);
-        return true;
+        if (CARVE_LIKELY(r->charged != 0)) {
+            carve_release_page(r->s, r->block.card);
+        }
+        end_serial(r);
+        return KEPT;
     }
-    if (CARVE_LIKELY(r->charged != 0) || carve_admit(r->s, r->block.card, CARVE_PAGE_UNITS, r->asked_bytes)) {
-        return true;
+    if (CARVE_LIKELY(r->charged != 0) || carve_try(r->s, r->block.card, CARVE_PAGE_UNITS)) {
+        end_serial(r);
+        return KEPT;
     }
     struct carve_pointer block;
-    bool last;
-    if (carve_pointers_take(r->s, address, &block, &last)) {
-        (void)give_back(d, address);
-        /* Another thread has had a piece of the same new page meanwhile, so the page stays taken, and is
-         * charged though it doesn't fit. */
-        if (!last) {
+    if (carve_pointers_take(r->s, address, &block)) {
+        (void)call->give_back(d, address);
+        /* If another thread has had a piece of the same new page meanwhile, the page stays taken, and is charged
+         * though it doesn't fit. */
+        if (!carve_pointers_gone(r->s, &block)) {
             carve_correct(r->s, block.card, CARVE_PAGE_UNITS);
         }
     }
-    return false;
+    end_serial(r);
+    return AGAIN;
 }
 
-CARVE_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
-    const struct carve_driver *d = carve_driver();
-    struct request r;
-    if (CARVE_UNLIKELY(d->cuMemAlloc_v2 == NULL)) {
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    enum begun begun = begin(d, &r);
-    if (CARVE_UNLIKELY(begun == PASS || pointer == NULL || bytes == 0)) {
-        return d->cuMemAlloc_v2(pointer, bytes);
-    }
-    if (CARVE_UNLIKELY(begun == REFUSED || !charge(&r, bytes, CARVE_KIND_WHOLE))) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    CARVE_STEP("alloc-charged");
-    CUdeviceptr address = 0;
-    CUresult result = d->cuMemAlloc_v2(&address, bytes);
-    CARVE_STEP("alloc-done");
-    if (CARVE_UNLIKELY(result != CUDA_SUCCESS)) {
-        cancel(&r);
-        return result;
-    }
-    if (CARVE_UNLIKELY(!keep(d, &r, address, free_v2))) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *pointer = address;
-    return CUDA_SUCCESS;
-}
-
-CARVE_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
-    const struct carve_driver *d = carve_driver();
-    struct request r;
-    if (d->cuMemAlloc == NULL) {
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    enum begun begun = begin(d, &r);
-    if (begun == PASS || pointer == NULL || bytes == 0) {
-        return d->cuMemAlloc(pointer, bytes);
-    }
-    if (begun == REFUSED || !charge(&r, bytes, CARVE_KIND_WHOLE)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    CUdeviceptr_v1 address = 0;
-    CUresult result = d->cuMemAlloc(&address, bytes);
-    if (result != CUDA_SUCCESS) {
-        cancel(&r);
-        return result;
-    }
-    if (!keep(d, &r, address, free_v1)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *pointer = address;
-    return CUDA_SUCCESS;
-}
-
-/* ---- pitch ---- */
-
-/* The driver chooses the pitch; today's cards align it to 512 bytes. The request is charged for that pitch and
- * corrected once the real one is known. */
 static uint64_t pitched_bytes(uint64_t pitch, uint64_t height) {
     uint64_t bytes;
     return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : bytes;
 }
 
-static uint64_t expected_bytes(uint64_t width, uint64_t height) {
-    return width > UINT64_MAX - 511 ? UINT64_MAX : pitched_bytes((width + 511) & ~(uint64_t)511, height);
+/* The frame of all hooks that allocate. PASS means that the driver is to be asked as it is. */
+static inline CUresult allocate(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch) {
+    struct request r;
+    enum begun begun = begin(d, &r);
+    if (CARVE_UNLIKELY(begun == PASS)) {
+        return call->make(d, call, address, pitch);
+    }
+    if (CARVE_UNLIKELY(begun == REFUSED)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    for (bool sure = false;; sure = true) {
+        uint64_t made = 0, real_pitch = 0;
+        if (CARVE_UNLIKELY(!charge(&r, call->kind, call->bytes, sure))) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        CARVE_STEP("alloc-charged");
+        CUresult result = call->make(d, call, &made, &real_pitch);
+        CARVE_STEP("alloc-done");
+        if (CARVE_UNLIKELY(result != CUDA_SUCCESS)) {
+            cancel(&r);
+            return result;
+        }
+        if (call->height != 0) {
+            uint64_t real = pitched_bytes(real_pitch, call->height);
+            if (real != call->bytes && !recharge(&r, call->kind, real)) {
+                (void)call->give_back(d, made);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            }
+        }
+        enum kept kept = keep(d, call, &r, made);
+        if (CARVE_LIKELY(kept == KEPT)) {
+            *address = made;
+            *pitch = real_pitch;
+            return CUDA_SUCCESS;
+        }
+        if (kept == NOT_KEPT) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
 }
 
-/* Fits the charge to the real pitch; false where the larger size doesn't fit. */
-static bool recharge(struct request *r, uint64_t expected, uint64_t real) {
-    if (real == expected) {
-        return true;
+/* ---- the driver's forms ---- */
+
+static CUresult free_v1(const struct carve_driver *d, uint64_t address) {
+    return d->cuMemFree == NULL ? CUDA_ERROR_NOT_SUPPORTED : d->cuMemFree((CUdeviceptr_v1)address);
+}
+
+static CUresult free_v2(const struct carve_driver *d, uint64_t address) {
+    return d->cuMemFree_v2 == NULL ? CUDA_ERROR_NOT_SUPPORTED : d->cuMemFree_v2(address);
+}
+
+static CUresult make_v1(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch) {
+    CUdeviceptr_v1 made = 0;
+    CUresult result = d->cuMemAlloc(&made, (unsigned int)call->bytes);
+    (void)pitch;
+    *address = made;
+    return result;
+}
+
+static CUresult make_v2(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch) {
+    CUdeviceptr made = 0;
+    CUresult result = d->cuMemAlloc_v2(&made, call->bytes);
+    (void)pitch;
+    *address = made;
+    return result;
+}
+
+static CUresult make_managed(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch) {
+    CUdeviceptr made = 0;
+    CUresult result = d->cuMemAllocManaged(&made, call->bytes, call->flags);
+    (void)pitch;
+    *address = made;
+    return result;
+}
+
+static CUresult make_pitch_v1(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch) {
+    CUdeviceptr_v1 made = 0;
+    unsigned int chosen = 0;
+    CUresult result = d->cuMemAllocPitch(&made, &chosen, (unsigned int)call->width, (unsigned int)call->height, call->element);
+    *address = made;
+    *pitch = chosen;
+    return result;
+}
+
+static CUresult make_pitch_v2(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch) {
+    CUdeviceptr made = 0;
+    size_t chosen = 0;
+    CUresult result = d->cuMemAllocPitch_v2(&made, &chosen, call->width, call->height, call->element);
+    *address = made;
+    *pitch = chosen;
+    return result;
+}
+
+/* ---- hooks ---- */
+
+/* Arguments that no driver takes are the driver's to refuse. */
+
+CARVE_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+    const struct carve_driver *d = carve_driver();
+    if (CARVE_UNLIKELY(d->cuMemAlloc_v2 == NULL)) {
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
-    cancel(r);
-    return charge(r, real, CARVE_KIND_WHOLE);
+    if (CARVE_UNLIKELY(pointer == NULL || bytes == 0)) {
+        return d->cuMemAlloc_v2(pointer, bytes);
+    }
+    const struct call call = {.make = make_v2, .give_back = free_v2, .kind = CARVE_KIND_WHOLE, .bytes = bytes};
+    uint64_t address, pitch;
+    CUresult result = allocate(d, &call, &address, &pitch);
+    if (CARVE_LIKELY(result == CUDA_SUCCESS)) {
+        *pointer = address;
+    }
+    return result;
+}
+
+CARVE_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMemAlloc == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (pointer == NULL || bytes == 0) {
+        return d->cuMemAlloc(pointer, bytes);
+    }
+    const struct call call = {.make = make_v1, .give_back = free_v1, .kind = CARVE_KIND_WHOLE, .bytes = bytes};
+    uint64_t address, pitch;
+    CUresult result = allocate(d, &call, &address, &pitch);
+    if (result == CUDA_SUCCESS) {
+        *pointer = (CUdeviceptr_v1)address;
+    }
+    return result;
+}
+
+/* The driver chooses the pitch; today's cards align it to 512 bytes. The request is charged for that and corrected
+ * once the real one is known. */
+static uint64_t expected_bytes(uint64_t width, uint64_t height) {
+    return width > UINT64_MAX - 511 ? UINT64_MAX : pitched_bytes((width + 511) & ~(uint64_t)511, height);
 }
 
 CARVE_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
                                          unsigned int element) {
     const struct carve_driver *d = carve_driver();
-    struct request r;
     if (d->cuMemAllocPitch_v2 == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    enum begun begun = begin(d, &r);
-    if (begun == PASS || pointer == NULL || pitch == NULL || width == 0 || height == 0) {
+    if (pointer == NULL || pitch == NULL || width == 0 || height == 0) {
         return d->cuMemAllocPitch_v2(pointer, pitch, width, height, element);
     }
-    uint64_t expected = expected_bytes(width, height);
-    if (begun == REFUSED || !charge(&r, expected, CARVE_KIND_WHOLE)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    const struct call call = {.make = make_pitch_v2, .give_back = free_v2, .kind = CARVE_KIND_WHOLE,
+                              .bytes = expected_bytes(width, height), .width = width, .height = height, .element = element};
+    uint64_t address, chosen;
+    CUresult result = allocate(d, &call, &address, &chosen);
+    if (result == CUDA_SUCCESS) {
+        *pointer = address;
+        *pitch = chosen;
     }
-    CUdeviceptr address = 0;
-    size_t real_pitch = 0;
-    CUresult result = d->cuMemAllocPitch_v2(&address, &real_pitch, width, height, element);
-    if (result != CUDA_SUCCESS) {
-        cancel(&r);
-        return result;
-    }
-    if (!recharge(&r, expected, pitched_bytes(real_pitch, height))) {
-        (void)free_v2(d, address);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if (!keep(d, &r, address, free_v2)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *pointer = address;
-    *pitch = real_pitch;
-    return CUDA_SUCCESS;
+    return result;
 }
 
 CARVE_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width,
                                       unsigned int height, unsigned int element) {
     const struct carve_driver *d = carve_driver();
-    struct request r;
     if (d->cuMemAllocPitch == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    enum begun begun = begin(d, &r);
-    if (begun == PASS || pointer == NULL || pitch == NULL || width == 0 || height == 0) {
+    if (pointer == NULL || pitch == NULL || width == 0 || height == 0) {
         return d->cuMemAllocPitch(pointer, pitch, width, height, element);
     }
-    uint64_t expected = expected_bytes(width, height);
-    if (begun == REFUSED || !charge(&r, expected, CARVE_KIND_WHOLE)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    const struct call call = {.make = make_pitch_v1, .give_back = free_v1, .kind = CARVE_KIND_WHOLE,
+                              .bytes = expected_bytes(width, height), .width = width, .height = height, .element = element};
+    uint64_t address, chosen;
+    CUresult result = allocate(d, &call, &address, &chosen);
+    if (result == CUDA_SUCCESS) {
+        *pointer = (CUdeviceptr_v1)address;
+        *pitch = (unsigned int)chosen;
     }
-    CUdeviceptr_v1 address = 0;
-    unsigned int real_pitch = 0;
-    CUresult result = d->cuMemAllocPitch(&address, &real_pitch, width, height, element);
-    if (result != CUDA_SUCCESS) {
-        cancel(&r);
-        return result;
-    }
-    if (!recharge(&r, expected, pitched_bytes(real_pitch, height))) {
-        (void)free_v1(d, address);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if (!keep(d, &r, address, free_v1)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *pointer = address;
-    *pitch = real_pitch;
-    return CUDA_SUCCESS;
+    return result;
 }
-
-/* ---- managed ---- */
 
 /* Charged in full though the driver may keep part of it on the host: all of it can be on the card at once. */
 CARVE_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
     const struct carve_driver *d = carve_driver();
-    struct request r;
     if (d->cuMemAllocManaged == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    enum begun begun = begin(d, &r);
-    if (begun == PASS || pointer == NULL || bytes == 0) {
+    if (pointer == NULL || bytes == 0) {
         return d->cuMemAllocManaged(pointer, bytes, flags);
     }
-    if (begun == REFUSED || !charge(&r, bytes, CARVE_KIND_MANAGED)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    const struct call call = {.make = make_managed, .give_back = free_v2, .kind = CARVE_KIND_MANAGED, .bytes = bytes, .flags = flags};
+    uint64_t address, pitch;
+    CUresult result = allocate(d, &call, &address, &pitch);
+    if (result == CUDA_SUCCESS) {
+        *pointer = address;
     }
-    CUdeviceptr address = 0;
-    CUresult result = d->cuMemAllocManaged(&address, bytes, flags);
-    if (result != CUDA_SUCCESS) {
-        cancel(&r);
-        return result;
-    }
-    if (!keep(d, &r, address, free_v2)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *pointer = address;
-    return CUDA_SUCCESS;
+    return result;
 }
 
 /* ---- free ---- */
 
 /* The block is forgotten before the driver frees it, for at that moment another thread may be given the same
  * address; its charge is given back after, for until then the memory is taken. */
-static inline CUresult free_block(const struct carve_driver *d, uint64_t address, free_call call) {
+static inline CUresult free_block(const struct carve_driver *d, uint64_t address,
+                                  CUresult (*call)(const struct carve_driver *, uint64_t)) {
     struct carve_state *s = carve_state();
     struct carve_pointer block;
-    bool last;
-    if (CARVE_UNLIKELY(s == NULL || !carve_pointers_take(s, address, &block, &last))) {
+    if (CARVE_UNLIKELY(s == NULL || !carve_pointers_take(s, address, &block))) {
         return call(d, address); /* not charged here: memory of pools, of other processes, nonsense */
     }
     CARVE_STEP("free-forgotten");
     CUresult result = call(d, address);
     CARVE_STEP("free-done");
     if (CARVE_LIKELY(result == CUDA_SUCCESS)) {
-        carve_block_gone(s, &block, last);
+        carve_block_gone(s, &block, carve_pointers_gone(s, &block));
         CARVE_STEP("free-given-back");
-        return result;
-    }
-    struct carve_put put;
-    if (!carve_pointers_put(s, &block, &put)) {
-        return result; /* no memory to remember it: it stays charged */
-    }
-    if (put.stale.address != 0) {
-        carve_block_gone(s, &put.stale, put.stale_last);
+    } else {
+        (void)carve_pointers_restore(s, &block); /* without memory for that it stays charged */
     }
     return result;
 }

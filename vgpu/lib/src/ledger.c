@@ -292,6 +292,27 @@ void carve_release(struct carve_state *s, unsigned card, uint32_t units) {
     carve_unlock(&a->lock);
 }
 
+void carve_serial_begin(struct carve_state *s, unsigned card) {
+    carve_lock(&s->accounts[card].slow);
+    __atomic_store_n(&s->accounts[card].serial, 1, __ATOMIC_SEQ_CST);
+}
+
+void carve_serial_end(struct carve_state *s, unsigned card) {
+    __atomic_store_n(&s->accounts[card].serial, 0, __ATOMIC_SEQ_CST);
+    carve_unlock(&s->accounts[card].slow);
+}
+
+void carve_release_page(struct carve_state *s, unsigned card) {
+    struct carve_account *a = &s->accounts[card];
+    if (CARVE_LIKELY(__atomic_load_n(&a->serial, __ATOMIC_SEQ_CST) == 0)) {
+        carve_release(s, card, CARVE_PAGE_UNITS);
+        return;
+    }
+    carve_lock(&a->slow);
+    carve_release(s, card, CARVE_PAGE_UNITS);
+    carve_unlock(&a->slow);
+}
+
 void carve_correct(struct carve_state *s, unsigned card, int64_t units) {
     struct carve_account *a = &s->accounts[card];
     if (units < 0) {

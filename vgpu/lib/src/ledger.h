@@ -28,6 +28,17 @@ bool carve_try(struct carve_state *s, unsigned card, uint32_t units);
 /* Takes units back. */
 void carve_release(struct carve_state *s, unsigned card, uint32_t units);
 
+/* A small request that doesn't fit may be given to the driver without a charge where a page at hand has a hole for
+ * it. One thread of the process does so at a time, between begin and end; meanwhile carve_release_page waits. So if
+ * another thread took the hole, or freed what kept the page, and the driver took a new page for this one, that page
+ * is covered by what the other has charged for until it is given back: the card never holds more than is charged.
+ * carve_admit must not be called in between. */
+void carve_serial_begin(struct carve_state *s, unsigned card);
+void carve_serial_end(struct carve_state *s, unsigned card);
+
+/* Takes back a page that pieces are cut from. */
+void carve_release_page(struct carve_state *s, unsigned card);
+
 /* Corrects a charge to what the driver really took: upwards without asking, for it is taken already. */
 void carve_correct(struct carve_state *s, unsigned card, int64_t units);
 

@@ -14,6 +14,10 @@ bool carve_limits_take(const struct carve_limits *limits, struct carve_limits_ba
 /* The card with that UUID, or -1. */
 int carve_limits_find(const struct carve_limits_bank *bank, const uint8_t uuid[16]);
 
+/* The driver's page: see pointers.h. */
+#define CARVE_PAGE_SHIFT 21
+#define CARVE_PAGE_UNITS (1u << (CARVE_PAGE_SHIFT - CARVE_UNIT_SHIFT))
+
 /* Bytes in whole units, downwards for what one may use and upwards for what is used. Saturates. */
 static inline uint32_t carve_units_down(uint64_t bytes) {
     uint64_t units = bytes >> CARVE_UNIT_SHIFT;

@@ -146,13 +146,17 @@ static bool drop_piece(struct carve_pointers *t, const struct carve_pointer *blo
     return true;
 }
 
+/* Makes room for one more block, and for one more page where it is a piece. */
+static bool make_room(struct carve_pointers *t, bool piece) {
+    return (!full(t->count, t->bits) || grow_blocks(t)) && (!piece || !full(t->page_count, t->page_bits) || grow_pages(t));
+}
+
 bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block, struct carve_put *put) {
     struct carve_pointers *t = &s->pointers;
     *put = (struct carve_put){0};
     carve_lock(&t->lock);
     bool piece = block->kind == CARVE_KIND_PIECE;
-    if (CARVE_UNLIKELY(block->address >> CARVE_UNIT_SHIFT == 0 || (full(t->count, t->bits) && !grow_blocks(t)) ||
-                       (piece && full(t->page_count, t->page_bits) && !grow_pages(t)))) {
+    if (CARVE_UNLIKELY(block->address >> CARVE_UNIT_SHIFT == 0 || !make_room(t, piece))) {
         carve_unlock(&t->lock);
         return false;
     }
@@ -173,7 +177,7 @@ bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block
     return true;
 }
 
-bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block, bool *last) {
+bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block) {
     struct carve_pointers *t = &s->pointers;
     bool known = false;
     carve_lock(&t->lock);
@@ -181,7 +185,6 @@ bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_p
         uint32_t i = find_block(t, address);
         if (CARVE_LIKELY(t->places[i].address != 0)) {
             *block = t->places[i];
-            *last = drop_piece(t, block);
             count_block(s, block, -1);
             remove_block(t, i);
             known = true;
@@ -189,6 +192,30 @@ bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_p
     }
     carve_unlock(&t->lock);
     return known;
+}
+
+bool carve_pointers_gone(struct carve_state *s, const struct carve_pointer *block) {
+    if (block->kind != CARVE_KIND_PIECE) {
+        return false;
+    }
+    carve_lock(&s->pointers.lock);
+    bool last = drop_piece(&s->pointers, block);
+    carve_unlock(&s->pointers.lock);
+    return last;
+}
+
+bool carve_pointers_restore(struct carve_state *s, const struct carve_pointer *block) {
+    struct carve_pointers *t = &s->pointers;
+    carve_lock(&t->lock);
+    bool room = make_room(t, false);
+    if (room) {
+        struct carve_pointer *place = &t->places[find_block(t, block->address)];
+        t->count += place->address == 0;
+        *place = *block;
+        count_block(s, block, 1);
+    }
+    carve_unlock(&t->lock);
+    return room;
 }
 
 bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,
@@ -214,14 +241,40 @@ bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carv
     return found;
 }
 
+/* Whether so many units in a row are free in a page. A page of which a piece is just being freed doesn't count:
+ * nobody knows whether that one's place is free already. */
+static bool has_hole(const struct carve_pointers *t, const struct carve_page *page, uint32_t units) {
+    uint64_t taken[CARVE_PAGE_UNITS / 64] = {0};
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < 1u << t->bits; i++) {
+        const struct carve_pointer *block = &t->places[i];
+        if (block->address == 0 || block->kind != CARVE_KIND_PIECE || page_address(block) != page->address) {
+            continue;
+        }
+        uint32_t first = (uint32_t)(block->address - page->address) >> CARVE_UNIT_SHIFT;
+        for (uint32_t u = first; u < first + block->units && u < CARVE_PAGE_UNITS; u++) {
+            taken[u / 64] |= (uint64_t)1 << (u % 64);
+        }
+        found += block->units;
+    }
+    uint32_t run = 0;
+    for (uint32_t u = 0; u < CARVE_PAGE_UNITS && run < units; u++) {
+        run = (taken[u / 64] >> (u % 64) & 1) != 0 ? 0 : run + 1;
+    }
+    return found == page->units && run >= units;
+}
+
 bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t context, uint32_t units) {
+    enum { MOST_PAGES = 64 };
     struct carve_pointers *t = &s->pointers;
     bool room = false;
+    int looked = 0;
     carve_lock(&t->lock);
     for (uint32_t i = 0; t->page_bits != 0 && i < 1u << t->page_bits && !room; i++) {
         const struct carve_page *page = &t->pages[i];
-        room = page->address != 0 && page->card == card && page->context == context &&
-               page->units + units <= CARVE_PAGE_UNITS;
+        if (page->address != 0 && page->card == card && page->context == context && page->units + units <= CARVE_PAGE_UNITS) {
+            room = looked++ == MOST_PAGES || has_hole(t, page, units);
+        }
     }
     carve_unlock(&t->lock);
     return room;

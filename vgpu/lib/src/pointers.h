@@ -9,8 +9,6 @@
 /* How the driver rounds linear memory: pages of 2 MiB, and up to 1 MiB pieces in steps of 512 bytes that are
  * cut from such a page, which is given back when its last piece is. Which page a piece is in can be told
  * from its address, so pages are counted as they really are, whatever way the driver fills them. */
-#define CARVE_PAGE_SHIFT 21
-#define CARVE_PAGE_UNITS (1u << (CARVE_PAGE_SHIFT - CARVE_UNIT_SHIFT))
 #define CARVE_PIECE_MAX_BYTES (1u << 20)
 
 enum {
@@ -25,11 +23,6 @@ static inline uint32_t carve_page_units(uint64_t bytes) {
     return pages > UINT32_MAX / CARVE_PAGE_UNITS ? UINT32_MAX : (uint32_t)pages * CARVE_PAGE_UNITS;
 }
 
-/* What is charged for a block that has pages of its own; a piece is charged by its page. */
-static inline uint32_t carve_own_units(const struct carve_pointer *block) {
-    return block->kind == CARVE_KIND_PIECE ? 0 : block->units;
-}
-
 struct carve_put {
     bool first_of_page;         /* the block is a piece, and the first in its page */
     bool stale_last;            /* stale was the last piece in its page */
@@ -39,16 +32,20 @@ struct carve_put {
 /* Remembers a block. False, and nothing changed, where there is no memory for that. */
 bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block, struct carve_put *put);
 
-/* Forgets a block and gives what was known of it; false where the address isn't known. *last says that it
- * was the last piece of its page. */
-bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block, bool *last);
+/* A block that is about to be freed is forgotten first, since the driver may give its address to another thread as
+ * soon as it is; its page counts it until it is gone. False where the address isn't known. */
+bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block);
+/* It is gone; says whether it was the last piece of its page. */
+bool carve_pointers_gone(struct carve_state *s, const struct carve_pointer *block);
+/* It wasn't freed. False where there is no memory to remember it. */
+bool carve_pointers_restore(struct carve_state *s, const struct carve_pointer *block);
 
 /* Forgets a block of that context and gives it; false where none is left. *cursor starts at 0. */
 bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,
                             uint32_t *cursor);
 
-/* Whether a page at hand, of that context, has so many units free, in one place or in several. Looks at all
- * pages: only for requests that don't fit otherwise. */
+/* Whether a page at hand, of that context, has a hole of so many units. Looks at all blocks: only for requests
+ * that don't fit otherwise. After some dozens of pages whose holes are all too small it says yes without being sure. */
 bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t context, uint32_t units);
 
 #endif

@@ -30,7 +30,8 @@ enum {
  * of CARVE_UNIT_BYTES. */
 struct carve_account {
     carve_lock_t lock; /* around every field but slow */
-    carve_lock_t slow; /* held by the one thread that waits for other processes */
+    carve_lock_t slow; /* held by the one thread that waits for other processes, or counts on a hole */
+    uint32_t serial;   /* it counts on a hole, see carve_serial_begin */
     uint32_t used;
     uint32_t pending;
     uint32_t peak;

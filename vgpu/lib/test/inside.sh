@@ -45,7 +45,7 @@ for library in libcuda libnvidia-ml; do
     ln -s $library.so.1 "$libdir/$library.so"
 done
 if [ -n "$soft" ]; then
-    mkdir /usr/lib/softgpu "$scratch/dev"
+    mkdir -p /usr/lib/softgpu "$scratch/dev"
     mount --bind "$soft/softgpu" /usr/lib/softgpu
     mount -t tmpfs -o mode=755 carve-test "$scratch/dev"
     for node in null zero full random urandom tty; do

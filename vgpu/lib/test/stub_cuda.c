@@ -39,11 +39,14 @@ static uint32_t free_pages, free_list[1 << 16];
 /* by page: its block's length in pages, context and kind, or how many pieces live in it */
 static uint32_t block_pages[PAGES];
 static uint8_t block_kind[PAGES], block_context[PAGES];
-static uint32_t pieces[PAGES], piece_page[CONTEXTS], piece_next[CONTEXTS];
+static uint32_t pieces[PAGES];
+/* pages that are cut in pieces: which units are taken, and the length of the piece that starts there */
+static struct cut { uint32_t page; uint64_t taken[64]; uint16_t length[4096]; } cuts[2048];
+static uint32_t cut_count;
 
 static void lock(void) {
     while (__atomic_exchange_n(&lock_word, 1, __ATOMIC_ACQUIRE) != 0) {
-        __builtin_ia32_pause();
+        __asm__ volatile("" ::: "memory");
     }
 }
 static void unlock(void) { __atomic_store_n(&lock_word, 0, __ATOMIC_RELEASE); }
@@ -160,7 +163,6 @@ static CUresult make(CUcontext *out, CUdevice device, bool primary) {
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
             ctx->live = true;
-            piece_page[i] = 0;
             *out = ctx;
             return CUDA_SUCCESS;
         }
@@ -175,6 +177,9 @@ static void drop(CUcontext ctx) {
             give(visible[ctx->device], block_kind[p] == MANAGED ? 0 : (uint64_t)(pieces[p] != 0 ? 1 : block_pages[p]) << PAGE_SHIFT);
             block_pages[p] = pieces[p] = 0;
         }
+    }
+    for (uint32_t i = 0; i < cut_count; i++) {
+        cuts[i].page = cuts[i].page != 0 && block_context[cuts[i].page] == index ? 0 : cuts[i].page;
     }
     ctx->live = false;
     if (truth != NULL && !others_on(ctx)) {
@@ -257,6 +262,45 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
 
 /* ---- memory ---- */
 
+static bool unit_taken(const struct cut *c, uint32_t u) { return (c->taken[u / 64] >> (u % 64) & 1) != 0; }
+
+/* Cuts a piece from the first hole that is large enough; its first unit, or -1. */
+static int cut_piece(struct cut *c, uint32_t units) {
+    uint32_t run = 0;
+    for (uint32_t u = 0; u < 4096; u++) {
+        if (u % 64 == 0 && c->taken[u / 64] == UINT64_MAX) {
+            run = 0;
+            u += 63;
+            continue;
+        }
+        run = unit_taken(c, u) ? 0 : run + 1;
+        if (run == units) {
+            uint32_t first = u + 1 - units;
+            for (uint32_t k = first; k <= u; k++) {
+                c->taken[k / 64] |= (uint64_t)1 << (k % 64);
+            }
+            c->length[first] = (uint16_t)units;
+            return (int)first;
+        }
+    }
+    return -1;
+}
+
+static void mend_piece(uint32_t page, uint64_t address) {
+    for (uint32_t i = 0; i < cut_count; i++) {
+        if (cuts[i].page == page) {
+            uint32_t first = (uint32_t)(address & ((1u << PAGE_SHIFT) - 1)) / 512;
+            for (uint32_t k = first; k < first + cuts[i].length[first]; k++) {
+                cuts[i].taken[k / 64] &= ~((uint64_t)1 << (k % 64));
+            }
+            if (pieces[page] == 0) {
+                cuts[i].page = 0;
+            }
+            return;
+        }
+    }
+}
+
 static CUresult allocate(CUdeviceptr *out, uint64_t bytes, uint8_t kind) {
     if (out == NULL || bytes == 0) {
         return CUDA_ERROR_INVALID_VALUE;
@@ -268,20 +312,29 @@ static CUresult allocate(CUdeviceptr *out, uint64_t bytes, uint8_t kind) {
     int card = visible[current->device];
     lock();
     if (kind == PIECES && bytes <= 1 << 20) {
-        uint32_t units = (uint32_t)((bytes + 511) / 512), page = piece_page[index];
-        if (page == 0 || pieces[page] == 0 || piece_next[index] + units > 4096) {
-            if (!take(card, 1u << PAGE_SHIFT)) {
+        uint32_t units = (uint32_t)((bytes + 511) / 512), i = 0;
+        int first = -1;
+        for (i = 0; i < cut_count; i++) {
+            if (cuts[i].page != 0 && block_context[cuts[i].page] == index && (first = cut_piece(&cuts[i], units)) >= 0) {
+                break;
+            }
+        }
+        if (first < 0) {
+            for (i = 0; i < cut_count && cuts[i].page != 0; i++) {
+            }
+            if (i == sizeof cuts / sizeof cuts[0] || !take(card, 1u << PAGE_SHIFT)) {
                 unlock();
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
-            page = piece_page[index] = free_pages != 0 ? free_list[--free_pages] : next_page++;
-            piece_next[index] = 0;
-            block_kind[page] = PIECES;
-            block_context[page] = (uint8_t)index;
+            cut_count += i == cut_count;
+            memset(cuts[i].taken, 0, sizeof cuts[i].taken);
+            cuts[i].page = free_pages != 0 ? free_list[--free_pages] : next_page++;
+            block_kind[cuts[i].page] = PIECES;
+            block_context[cuts[i].page] = (uint8_t)index;
+            first = cut_piece(&cuts[i], units);
         }
-        pieces[page]++;
-        *out = base + ((uint64_t)page << PAGE_SHIFT) + piece_next[index] * 512u;
-        piece_next[index] += units;
+        pieces[cuts[i].page]++;
+        *out = base + ((uint64_t)cuts[i].page << PAGE_SHIFT) + (uint64_t)first * 512;
     } else {
         uint64_t pages = (bytes + (1u << PAGE_SHIFT) - 1) >> PAGE_SHIFT;
         if (pages > PAGES / 2 || next_page + pages > PAGES || (kind != MANAGED && !take(card, pages << PAGE_SHIFT))) {
@@ -320,15 +373,13 @@ static CUresult release(uint64_t address) {
     uint64_t gone = block_pages[page];
     if (pieces[page] != 0) {
         gone = --pieces[page] == 0 ? 1 : 0;
+        mend_piece((uint32_t)page, address);
     } else {
         block_pages[page] = 0;
     }
     if (gone > 1 && page + gone == next_page) {
         next_page = (uint32_t)page; /* enough for a program that holds a few blocks for a short time */
     } else if (gone == 1 && free_pages < sizeof free_list / sizeof free_list[0]) {
-        for (int i = 0; i < CONTEXTS; i++) {
-            piece_page[i] = piece_page[i] == page ? 0 : piece_page[i];
-        }
         free_list[free_pages++] = (uint32_t)page;
     }
     give(card, block_kind[page] == MANAGED ? 0 : gone << PAGE_SHIFT);
