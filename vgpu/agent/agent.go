@@ -75,8 +75,8 @@ type Agent struct {
 	events    events.EventRecorder
 	started   time.Time
 
-	// dirty asks for a new report.
-	dirty chan struct{}
+	// dirty asks for a new report, resized for a look at the node's capacity.
+	dirty, resized chan struct{}
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have
@@ -144,6 +144,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		started:    time.Now(),
 		downSince:  time.Now(),
 		dirty:      make(chan struct{}, 1),
+		resized:    make(chan struct{}, 1),
 		changed:    make(chan struct{}),
 		pods:       map[string]pod{},
 		held:       map[string]*holding{},
@@ -248,6 +249,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{"pods", a.watchPods},
 		{"report", a.writeReports},
 		{"reclaim", a.reclaimLoop},
+		{"capacity", a.advertise},
 		{"slices", a.work}, {"slices", a.work}, {"slices", a.work}, {"slices", a.work},
 	} {
 		parts.Go(func() { a.keep(ctx, part.name, part.run) })

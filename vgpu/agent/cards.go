@@ -239,6 +239,10 @@ func (a *Agent) setCards(inventory gpu.Inventory, fresh bool) {
 // count: slots are card-neutral, and fewer of them would turn away pods that
 // hold a grant for another card.
 func (a *Agent) slotsChanged() {
+	select {
+	case a.resized <- struct{}{}:
+	default:
+	}
 	if a.SlotsChanged == nil {
 		return
 	}

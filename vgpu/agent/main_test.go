@@ -103,6 +103,8 @@ type apiServer struct {
 	version  int
 	pods     map[string]*corev1.Pod // by UID
 	node     *v1alpha1.GPUNode
+	kubeNode *corev1.Node
+	patches  int // of kubeNode
 	changes  []change
 	changed  chan struct{}
 	writes   int
@@ -113,12 +115,12 @@ type apiServer struct {
 
 type change struct {
 	version int
-	kind    string // pods or gpunodes
+	kind    string // pods, nodes or gpunodes
 	event   metav1.WatchEvent
 }
 
 func newAPIServer(t testing.TB) *apiServer {
-	s := &apiServer{pods: map[string]*corev1.Pod{}, changed: make(chan struct{}), stopping: make(chan struct{})}
+	s := &apiServer{pods: map[string]*corev1.Pod{}, kubeNode: kubeNode("0", nil), changed: make(chan struct{}), stopping: make(chan struct{})}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(func() {
 		close(s.stopping)
@@ -175,6 +177,27 @@ func (s *apiServer) deletePod(uid string) {
 	s.version++
 	p.ResourceVersion = strconv.Itoa(s.version)
 	s.note("pods", "DELETED", p)
+}
+
+func kubeNode(version string, capacity corev1.ResourceList) *corev1.Node {
+	return &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "kube-node-uid", ResourceVersion: version},
+		Status:     corev1.NodeStatus{Capacity: capacity}}
+}
+
+// setCapacity is what a kubelet does when it registers.
+func (s *apiServer) setCapacity(c corev1.ResourceList) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	s.kubeNode = kubeNode(strconv.Itoa(s.version), c)
+	s.note("nodes", "MODIFIED", s.kubeNode)
+}
+
+func (s *apiServer) capacity() corev1.ResourceList {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kubeNode.Status.Capacity.DeepCopy()
 }
 
 func (s *apiServer) setAway(away bool) {
@@ -248,6 +271,27 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		answer(found)
+	case path == "/api/v1/nodes" && q.Get("watch") != "":
+		s.watch(w, r, "nodes")
+	case path == "/api/v1/nodes":
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		answer(corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.version)}, Items: []corev1.Node{*s.kubeNode}})
+	case path == "/api/v1/nodes/"+nodeName+"/status" && r.Method == http.MethodPatch:
+		patch := &corev1.Node{}
+		json.NewDecoder(r.Body).Decode(patch)
+		s.mu.Lock()
+		s.patches++
+		s.mu.Unlock()
+		now := s.capacity()
+		if now == nil {
+			now = corev1.ResourceList{}
+		}
+		for name, q := range patch.Status.Capacity {
+			now[name] = q
+		}
+		s.setCapacity(now)
+		answer(s.kubeNode)
 	case strings.HasSuffix(path, "/events"):
 		var e corev1.Event
 		json.NewDecoder(r.Body).Decode(&e)
