@@ -117,7 +117,7 @@ bench: bench-vgpu bench-extender bench-node ## all benches
 
 .PHONY: bench-vgpu
 bench-vgpu: ## what the front libraries add to a launch and to an allocation
-	@$(MAKE) -s -C vgpu/lib bench
+	@$(MAKE) -s --no-print-directory -C vgpu/lib bench
 
 .PHONY: bench-extender
 bench-extender: ## CPU of a scheduling decision by cluster size
