@@ -284,6 +284,8 @@ func (n *benchNode) Driver() nrihook.Driver {
 
 func (n *benchNode) Adjusted(c nrihook.Container, _ nrihook.Slice)            { n.agent.Adjusted(container(c)) }
 func (n *benchNode) Ungranted(nrihook.Container)                              {}
+func (n *benchNode) Started(nrihook.Container) {}
+
 func (n *benchNode) Starting(nrihook.Container) error                         { return nil }
 func (n *benchNode) Exited(c nrihook.Container)                               { n.agent.Exited(c.ID) }
 func (n *benchNode) SandboxStarted(string, string, string, map[string]string) {}
