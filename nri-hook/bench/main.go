@@ -282,9 +282,9 @@ func (n *benchNode) Driver() nrihook.Driver {
 	return nrihook.Driver{Files: d.Files, Control: d.Control, FrontCUDA: d.FrontCUDA, FrontNVML: d.FrontNVML, Hook: d.Hook, SoftwareState: d.SoftwareState}
 }
 
-func (n *benchNode) Adjusted(c nrihook.Container, _ nrihook.Slice)            { n.agent.Adjusted(container(c)) }
-func (n *benchNode) Ungranted(nrihook.Container)                              {}
-func (n *benchNode) Started(nrihook.Container) {}
+func (n *benchNode) Adjusted(c nrihook.Container, _ nrihook.Slice) { n.agent.Adjusted(container(c)) }
+func (n *benchNode) Ungranted(nrihook.Container)                   {}
+func (n *benchNode) Started(nrihook.Container)                     {}
 
 func (n *benchNode) Starting(nrihook.Container) error                         { return nil }
 func (n *benchNode) Exited(c nrihook.Container)                               { n.agent.Exited(c.ID) }
