@@ -46,6 +46,9 @@ free, compute granted, health, and the slices that are in place.`,
   carve cards -o json | jq '.[] | select(.freeMiB > 16000) | .uuid'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutputFormat(cmd, format); err != nil {
+				return err
+			}
 			config, err := clusterConfig(kubeconfig, kubeContext)
 			if err != nil {
 				return err

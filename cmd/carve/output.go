@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -27,6 +29,14 @@ func completions(words []string) []cobra.Completion {
 	return out
 }
 
+// checkOutputFormat finds a wrong -o before any work is done.
+func checkOutputFormat(cmd *cobra.Command, format string) error {
+	if !slices.Contains(outputFormats, format) {
+		return usagef(cmd, "--output %q: allowed are %s", format, strings.Join(outputFormats, ", "))
+	}
+	return nil
+}
+
 // writeOutput prints data in the asked format; table is called for the
 // default one.
 func writeOutput(w io.Writer, cmd *cobra.Command, format string, data any, table func(io.Writer) error) error {
@@ -45,5 +55,5 @@ func writeOutput(w io.Writer, cmd *cobra.Command, format string, data any, table
 		_, err = w.Write(b)
 		return err
 	}
-	return usagef(cmd, "--output %q: allowed are table, json, yaml", format)
+	return checkOutputFormat(cmd, format)
 }

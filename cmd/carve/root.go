@@ -58,6 +58,17 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{err, c.CommandPath()}
 	})
+	root.Args = cobra.ArbitraryArgs
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		hint := ""
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = fmt.Sprintf(" (did you mean %s?)", strings.Join(near, " or "))
+		}
+		return usagef(cmd, "unknown command %q%s", args[0], hint)
+	}
 	root.AddGroup(&cobra.Group{ID: "people", Title: "Commands for people:"}, &cobra.Group{ID: "cluster", Title: "Commands that the cluster runs:"})
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {
@@ -67,7 +78,24 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 	}
 	add("people", newCardsCommand())
 	add("cluster", newNodeCommand(), newExtenderCommand())
+	markUsageErrors(root)
 	return root
+}
+
+// markUsageErrors makes wrong arguments of all commands below usage errors, as
+// wrong flags are.
+func markUsageErrors(parent *cobra.Command) {
+	for _, c := range parent.Commands() {
+		if check := c.Args; check != nil {
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				if err := check(cmd, args); err != nil {
+					return usageError{err, cmd.CommandPath()}
+				}
+				return nil
+			}
+		}
+		markUsageErrors(c)
+	}
 }
 
 // buildVersion is the release, with the commit where the build knows it.

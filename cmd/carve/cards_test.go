@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-gpu/carve/api/v1alpha1"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// wantGolden compares with testdata/NAME.
+func wantGolden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := "testdata/" + name
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs (run with -update if this is right):\n%s", path, got)
+	}
+}
+
+func gpuNodes() []v1alpha1.GPUNode {
+	since := metav1.NewTime(time.Unix(1_790_000_000, 0))
+	card := func(index int32, slices ...v1alpha1.Slice) v1alpha1.Card {
+		return v1alpha1.Card{UUID: "GPU-" + string(rune('a'+index)), Index: index, Model: "NVIDIA A100-SXM4-80GB", MemoryMiB: 81050,
+			PhysicalMiB: 81920, Health: v1alpha1.Health{State: v1alpha1.Healthy}, Slices: slices}
+	}
+	n2 := v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: v1alpha1.GPUNodeSpec{CordonedCards: []string{"GPU-b"}}}
+	n2.Status.Cards = []v1alpha1.Card{card(1), card(0)}
+	n2.Status.Cards[1].Health = v1alpha1.Health{State: v1alpha1.Lost, Reason: "it fell off the bus"}
+	n1 := v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	n1.Status.HookConnectedSince, n1.Status.SoftwareGPU = &since, true
+	n1.Status.Cards = []v1alpha1.Card{
+		card(0,
+			v1alpha1.Slice{Namespace: "default", Pod: "infer-a", Container: "app", MemMiB: 8000, Cores: 30, Mode: "vgpu", State: v1alpha1.Active},
+			v1alpha1.Slice{Namespace: "team-b", Pod: "infer-b", Container: "app", MemMiB: 16000, Mode: "vgpu", State: v1alpha1.Prepared}),
+		card(1, v1alpha1.Slice{Namespace: "default", Pod: "train", Container: "app", Mode: "exclusive", State: v1alpha1.Active}),
+	}
+	return []v1alpha1.GPUNode{n2, n1}
+}
+
+func TestCardsTable(t *testing.T) {
+	var out bytes.Buffer
+	if err := printCards(&out, viewCards(gpuNodes())); err != nil {
+		t.Fatal(err)
+	}
+	wantGolden(t, "cards.txt", out.Bytes())
+	out.Reset()
+	if err := printCards(&out, viewCards(nil)); err != nil || out.String() != "no node reports cards: label a GPU node with carve.dev/managed=true\n" {
+		t.Errorf("without cards: %q, %v", out.String(), err)
+	}
+}
+
+func TestCardsAdd(t *testing.T) {
+	cards := viewCards(gpuNodes())
+	if len(cards) != 4 || cards[0].Node != "n1" || cards[2].Index != 0 {
+		t.Fatalf("%+v", cards)
+	}
+	if c := cards[0]; c.GrantedMiB != 24000 || c.FreeMiB != 57050 || c.Cores != 30 {
+		t.Errorf("two shares: %+v", c)
+	}
+	if c := cards[1]; c.GrantedMiB != 81050 || c.FreeMiB != 0 || c.Cores != 100 {
+		t.Errorf("a whole card: %+v", c)
+	}
+	for _, format := range []string{"json", "yaml"} {
+		var out bytes.Buffer
+		if err := writeOutput(&out, newCardsCommand(), format, cards, nil); err != nil {
+			t.Fatal(err)
+		}
+		wantGolden(t, "cards."+format, out.Bytes())
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want int
+	}{
+		"help":                    {[]string{"cards", "--help"}, 0},
+		"an unknown flag":         {[]string{"cards", "--no-such"}, exitUsage},
+		"an unknown format":       {[]string{"cards", "-o", "xml", "--kubeconfig", "testdata/none"}, exitUsage},
+		"an argument too many":    {[]string{"cards", "x"}, exitUsage},
+		"an unknown command":      {[]string{"no-such"}, exitUsage},
+		"no cluster to be found":  {[]string{"cards", "--kubeconfig", "testdata/none"}, exitFailed},
+		"completion for a shell":  {[]string{"completion", "bash"}, 0},
+		"a node without its name": {[]string{"node"}, exitUsage},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("NODE_NAME", "")
+			stdout := os.Stdout
+			null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			os.Stdout = null
+			defer func() { os.Stdout = stdout; null.Close() }()
+			if code := run(t.Context(), c.args); code != c.want {
+				t.Errorf("exit code %d, want %d", code, c.want)
+			}
+		})
+	}
+}
