@@ -66,6 +66,13 @@ test-e2e: build $(BIN)/lab ## tests on a real kubelet, containerd and kube-sched
 	$(LAB) build
 	cd $(E2E) && CGO_ENABLED=0 go test -count=1 -timeout 40m ./...
 
+# How many random cases a property is tried on in test-long.
+CHECKS ?= 50000
+.PHONY: test-long
+test-long: test race asan fuzz ## the same with larger counts, sanitizers and fuzzing
+	go test -count=1 -timeout 60m ./api ./scheduler-extender/fit ./scheduler-extender/ledger -rapid.checks=$(CHECKS)
+	vgpu/soft/build/test/corrupt 300
+
 .PHONY: race
 race: native ## the Go tests under the race detector
 	go test -race ./...
