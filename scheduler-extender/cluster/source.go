@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -18,7 +17,6 @@ import (
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
-	"github.com/carve-gpu/carve/scheduler-extender/place"
 )
 
 // sweepEvery is how often offers and graces that are due are ended.
@@ -32,11 +30,8 @@ type Config struct {
 	Ledger  *ledger.Ledger
 	// Forget is told of each pod that doesn't wait for a place any more.
 	Forget func(uid string)
-	// Refused is told of each pod that asks for a card and was refused by
-	// kube-scheduler, perhaps without the extender having been asked.
-	Refused func(place.Pod)
-	Log     *slog.Logger
-	Now     func() time.Time
+	Log    *slog.Logger
+	Now    func() time.Time
 }
 
 // Source feeds a ledger from the API server.
@@ -174,13 +169,8 @@ func (s *Source) setPod(o any) {
 		Ended:   ended(p),
 		Started: started(p),
 	}
-	switch {
-	case lp.Ended || lp.Node != "":
+	if lp.Ended || lp.Node != "" {
 		s.Forget(lp.UID)
-	case unschedulable(p):
-		if r, err := api.ParseRequest(specs(p), p.Annotations); err == nil && !r.Empty() {
-			s.Refused(place.Pod{Ref: lp.Ref, Request: r, Priority: priority(p), Created: p.CreationTimestamp.Time})
-		}
 	}
 	if lp.Node != "" {
 		g, err := grantOf(p)
@@ -228,11 +218,6 @@ func (s *Source) setNode(o any) {
 	for name, q := range n.Status.Allocatable {
 		info.Cards = info.Cards || strings.HasPrefix(string(name), "nvidia.com/") && !q.IsZero()
 	}
-	a := n.Status.Allocatable
-	info.Allowance = ledger.Allowance{
-		Slots: a.Name(api.ResourceGPU, resource.DecimalSI).Value(), MilliCPU: a.Cpu().MilliValue(), MemoryBytes: a.Memory().Value(), Pods: a.Pods().Value(),
-		Shut: n.Spec.Unschedulable, Taints: len(n.Spec.Taints),
-	}
 	s.Ledger.SetNode(n.Name, info)
 }
 
@@ -244,24 +229,6 @@ func (s *Source) dropReport(o any) { s.Ledger.DropReport(o.(*v1alpha1.GPUNode).N
 
 // ours reports whether the (trimmed) pod matters to the ledger.
 func ours(p *corev1.Pod) bool { return len(p.Spec.Containers) > 0 }
-
-// unschedulable reports whether kube-scheduler looked at the pod and found no
-// place for it.
-func unschedulable(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return c.Reason == corev1.PodReasonUnschedulable
-		}
-	}
-	return false
-}
-
-func priority(p *corev1.Pod) int32 {
-	if p.Spec.Priority == nil {
-		return 0
-	}
-	return *p.Spec.Priority
-}
 
 func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed

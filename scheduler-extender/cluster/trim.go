@@ -13,8 +13,7 @@ import (
 // The informers keep every pod and node of the cluster, so they keep no more of
 // them than is read.
 
-// trimPod keeps identity, containers' requests of ours, node, grant and phase,
-// and of pods without a node what it takes to judge whether they would fit.
+// trimPod keeps identity, containers' requests of ours, node, grant and phase.
 // Of pods that neither ask for a card nor carry a grant it keeps the identity.
 func trimPod(o any) (any, error) {
 	p, ok := o.(*corev1.Pod)
@@ -35,22 +34,6 @@ func trimPod(o any) (any, error) {
 	}
 	out.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, InitContainers: init, Containers: apps}
 	out.Status.Phase = p.Status.Phase
-	if p.Spec.NodeName == "" {
-		out.CreationTimestamp, out.Spec.Priority = p.CreationTimestamp, p.Spec.Priority
-		for key, v := range p.Annotations {
-			if strings.HasPrefix(key, "carve.dev/") || strings.HasPrefix(key, "nvidia.com/") || strings.HasPrefix(key, "hami.io/") {
-				if out.Annotations == nil {
-					out.Annotations = map[string]string{}
-				}
-				out.Annotations[key] = v
-			}
-		}
-		for _, c := range p.Status.Conditions {
-			if c.Type == corev1.PodScheduled {
-				out.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status, Reason: c.Reason}}
-			}
-		}
-	}
 	out.Status.InitContainerStatuses = trimStatuses(p.Status.InitContainerStatuses)
 	out.Status.ContainerStatuses = trimStatuses(p.Status.ContainerStatuses)
 	return out, nil
@@ -89,8 +72,7 @@ func trimStatuses(ss []corev1.ContainerStatus) []corev1.ContainerStatus {
 	return out
 }
 
-// trimNode keeps the name, our label, the cards that are advertised, and what
-// kube-scheduler's own filters go by.
+// trimNode keeps the name, our label and the cards that are advertised.
 func trimNode(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
 	if !ok {
@@ -100,14 +82,8 @@ func trimNode(o any) (any, error) {
 	if v, ok := n.Labels[api.LabelManaged]; ok {
 		out.Labels = map[string]string{api.LabelManaged: v}
 	}
-	out.Spec.Unschedulable = n.Spec.Unschedulable
-	for _, t := range n.Spec.Taints {
-		if t.Effect != corev1.TaintEffectPreferNoSchedule {
-			out.Spec.Taints = append(out.Spec.Taints, corev1.Taint{Effect: t.Effect})
-		}
-	}
 	for name, q := range n.Status.Allocatable {
-		if strings.HasPrefix(string(name), "nvidia.com/") || name == corev1.ResourceCPU || name == corev1.ResourceMemory || name == corev1.ResourcePods {
+		if strings.HasPrefix(string(name), "nvidia.com/") {
 			if out.Status.Allocatable == nil {
 				out.Status.Allocatable = corev1.ResourceList{}
 			}

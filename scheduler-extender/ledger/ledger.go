@@ -138,22 +138,6 @@ func (l *Ledger) publish(n *Node) {
 // Freed is signalled when a node gained room. TakeFreed then tells which.
 func (l *Ledger) Freed() <-chan struct{} { return l.signal }
 
-// Recheck counts every node as one that gained room. It is for a pod whose wait
-// began unseen: what it waits for may have come before it was known to wait.
-func (l *Ledger) Recheck() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.names.RLock()
-	for _, n := range l.names.nodes {
-		l.freed[n] = struct{}{}
-	}
-	l.names.RUnlock()
-	select {
-	case l.signal <- struct{}{}:
-	default:
-	}
-}
-
 // FreedCount grows with each change that gave some node more room.
 func (l *Ledger) FreedCount() uint64 { return l.freedSeq.Load() }
 

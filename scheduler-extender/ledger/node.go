@@ -15,29 +15,6 @@ type NodeInfo struct {
 	// Cards is true where the node itself advertises nvidia.com/gpu. It
 	// matters for nodes that aren't managed.
 	Cards bool
-	// Allowance is what kube-scheduler's own filters go by.
-	Allowance
-}
-
-// Allowance is the part of a Node object that decides in kube-scheduler's own
-// filters. It is known here for one purpose: a pod that they refused must be
-// looked at again when it grows. kube-scheduler does not do that by itself for
-// our pods: when a node changes, its NodeResourcesFit plugin asks whether an
-// empty node would hold the pod, counts resources there that the scheduler was
-// told to ignore, finds none of them, and lets the pod sleep (isFit in
-// noderesources/fit.go, v1.37).
-type Allowance struct {
-	Slots, MilliCPU, MemoryBytes, Pods int64
-	// Shut is true for a node that is cordoned, Taints counts its taints that
-	// keep pods away.
-	Shut   bool
-	Taints int
-}
-
-// moreThan reports whether a pod that a refused might be let in by b.
-func (b Allowance) moreThan(a Allowance) bool {
-	return b.Slots > a.Slots || b.MilliCPU > a.MilliCPU || b.MemoryBytes > a.MemoryBytes || b.Pods > a.Pods ||
-		a.Shut && !b.Shut || b.Taints < a.Taints
 }
 
 // Snapshot is one node at one moment. It is never changed.
@@ -191,7 +168,7 @@ func grew(old, now *Snapshot) bool {
 	if old == nil {
 		return now.Known
 	}
-	if !old.Known && now.Known || old.Managed != now.Managed || old.Cards != now.Cards || now.moreThan(old.Allowance) {
+	if !old.Known && now.Known || old.NodeInfo != now.NodeInfo {
 		return true
 	}
 	if old.View.Blocked != "" && old.View.Blocked != now.View.Blocked {

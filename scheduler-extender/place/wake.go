@@ -52,26 +52,6 @@ func (p *Placer) wait(c call) {
 	p.waiting[w.ref.UID] = w
 }
 
-// Refused notes a pod that kube-scheduler found no place for. Where its own
-// filters refused all nodes the extender was never asked, and yet the pod waits
-// for something that may come about on a node: a slot, room for its CPU, the end
-// of a taint. It is no news for a pod that waits already.
-func (p *Placer) Refused(pod Pod) {
-	ask, refusal := fit.NewAsk(pod.Request)
-	if refusal != nil {
-		return
-	}
-	p.mu.Lock()
-	known := p.waiting[pod.UID] != nil
-	if !known {
-		p.waiting[pod.UID] = &waiter{ref: pod.Ref, ask: ask, shape: p.shapes.of(ask, p.policy(ask)), priority: pod.Priority, created: pod.Created}
-	}
-	p.mu.Unlock()
-	if !known {
-		p.ledger.Recheck()
-	}
-}
-
 // Forget notes that a pod isn't waiting any more.
 func (p *Placer) Forget(uid string) {
 	p.mu.Lock()
