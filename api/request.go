@@ -113,6 +113,17 @@ func (e *FieldError) Error() string {
 // Empty reports whether the pod asks for nothing that carve hands out.
 func (r Request) Empty() bool { return len(r.Containers) == 0 }
 
+// WholeOnly reports whether the pod asks for nothing but a number of whole
+// cards: what any device plugin for nvidia.com/gpu can give.
+func (r Request) WholeOnly() bool {
+	for _, c := range r.Containers {
+		if !c.Whole || c.MIG != nil {
+			return false
+		}
+	}
+	return r.Isolation == "" || r.Isolation == ModeExclusive
+}
+
 // ParseRequest reads what a pod asks for. A pod that asks for no card gets an
 // empty Request, whatever its annotations say. The error, if any, is a
 // *FieldError for the first fault found.
@@ -170,7 +181,7 @@ func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
 	if err != nil {
 		return cr, false, err
 	}
-	percent, _, err := number(ResourceMemoryPercent, 100, "0 to 100 percent of each card's memory")
+	percent, _, err := number(ResourceMemoryPercent, 100, "1 to 100 percent of each card's memory")
 	if err != nil {
 		return cr, false, err
 	}
@@ -196,6 +207,12 @@ func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
 		}
 	}
 	cr.MemPercent, cr.Cores, cr.Cards = int(percent), int(cores), int(cards)
+	// Zero could be meant as none or as no bound; with a card it must be said.
+	for _, name := range []string{ResourceMemory, ResourceMemoryPercent} {
+		if s, ok := c.Resources[name]; ok && cards > 0 && cr.MemMiB == 0 && cr.MemPercent == 0 {
+			return cr, false, &FieldError{field(c, name), s, "1 or more (leave it out for all memory of the card)"}
+		}
+	}
 	if cr.MemMiB > 0 && cr.MemPercent > 0 {
 		return cr, false, &FieldError{field(c, ResourceMemoryPercent), c.Resources[ResourceMemoryPercent], "either " + ResourceMemory + " or " + ResourceMemoryPercent + ", not both"}
 	}

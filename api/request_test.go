@@ -162,3 +162,36 @@ func FuzzParseRequest(f *testing.F) {
 		}
 	})
 }
+
+func TestZeroMemoryBesideACardIsRefused(t *testing.T) {
+	for _, name := range []string{api.ResourceMemory, api.ResourceMemoryPercent} {
+		_, err := api.ParseRequest([]api.ContainerSpec{{Name: "app", Resources: map[string]string{api.ResourceGPU: "1", name: "0"}}}, nil)
+		if fe, ok := err.(*api.FieldError); !ok || !strings.Contains(fe.Field, name) {
+			t.Errorf("%s: 0 beside a card: %v", name, err)
+		}
+	}
+	if r, err := api.ParseRequest([]api.ContainerSpec{{Name: "app", Resources: map[string]string{api.ResourceGPU: "0", api.ResourceMemory: "0"}}}, nil); err != nil || !r.Empty() {
+		t.Errorf("zero of everything: %+v, %v", r, err)
+	}
+}
+
+func TestWholeOnly(t *testing.T) {
+	for name, c := range map[string]struct {
+		resources, annotations map[string]string
+		want                   bool
+	}{
+		"two cards":          {map[string]string{api.ResourceGPU: "2"}, nil, true},
+		"nothing":            {nil, nil, true},
+		"cards, exclusive":   {map[string]string{api.ResourceGPU: "1"}, map[string]string{api.AnnotationIsolation: "exclusive"}, true},
+		"cards through vgpu": {map[string]string{api.ResourceGPU: "1"}, map[string]string{api.AnnotationIsolation: "vgpu"}, false},
+		"memory":             {map[string]string{api.ResourceMemory: "1"}, nil, false},
+		"compute and a card": {map[string]string{api.ResourceGPU: "1", api.ResourceCores: "10"}, nil, false},
+		"an instance":        {map[string]string{api.ResourceMIGPrefix + "1g.10gb": "1"}, nil, false},
+		"a percentage":       {map[string]string{api.ResourceMemoryPercent: "10"}, nil, false},
+	} {
+		r, err := api.ParseRequest([]api.ContainerSpec{{Name: "app", Resources: c.resources}}, c.annotations)
+		if err != nil || r.WholeOnly() != c.want {
+			t.Errorf("%s: %t, %v", name, r.WholeOnly(), err)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 
 	wirev1 "k8s.io/kube-scheduler/extender/v1"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 )
 
@@ -27,8 +28,8 @@ type Binder interface {
 
 // Pods tells of the pods that the extender knows from the API.
 type Pods interface {
-	// AsksNothing reports whether the pod is known and asks for no card.
-	AsksNothing(pod ledger.Ref) bool
+	// Asks returns what a pod asks for; false while the pod isn't known.
+	Asks(pod ledger.Ref) (api.Request, bool)
 }
 
 func (s *Server) bind(ctx context.Context, body []byte, fault error) any {
@@ -68,7 +69,16 @@ func (s *Server) bindPod(ctx context.Context, pod ledger.Ref, node string) (stri
 	if n == nil || !n.Snapshot().Known {
 		return "refused", failed(errors.New("the node is not known"))
 	}
-	if !n.Snapshot().Managed || s.Pods.AsksNothing(pod) {
+	request, known := s.Pods.Asks(pod)
+	managed := n.Snapshot().Managed
+	switch {
+	case managed:
+	case !known:
+		return "refused", failed(errors.New("the pod is not known yet"))
+	case !request.WholeOnly():
+		return "refused", failed(errors.New("the pod asks for a share, and carve doesn't manage this node"))
+	}
+	if !managed || known && request.Empty() {
 		if _, err := s.Binder.Bind(ctx, pod, node, ""); err != nil {
 			return "failed", failed(err)
 		}

@@ -157,7 +157,9 @@ func (s *Server) filter(_ context.Context, body []byte, fault error) any {
 		}
 	case len(out.Nodes) == 0 && out.Reason != "":
 		s.metrics.refusals.WithLabelValues(string(out.Reason)).Inc()
-		log.Info("filter: refused", "nodes", len(a.names), "reason", out.Reason)
+		// Refused pods are filtered again with every event of the cluster; the
+		// reason stands in the pod's condition and in the metric.
+		log.Debug("filter: refused", "nodes", len(a.names), "reason", out.Reason)
 	default:
 		log.Debug("filter: offered", "of", len(a.names), "nodes", len(out.Nodes))
 	}

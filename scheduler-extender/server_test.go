@@ -135,7 +135,7 @@ func TestARequestThatCanNotBeMeantIsToldToThePod(t *testing.T) {
 	}
 }
 
-// share-13 and the fourth point: who isn't the scheduler gets nowhere.
+// share-13: who isn't the scheduler gets nowhere.
 func TestOnlyTheSchedulerIsServed(t *testing.T) {
 	r := newRig(t)
 	r.managed("n1")
@@ -322,9 +322,15 @@ func TestASecondBindSucceedsWithoutAWrite(t *testing.T) {
 func TestNodesThatAreNotManagedGetAPlainBinding(t *testing.T) {
 	r := newRig(t)
 	r.node("other", false)
-	p := r.create(newPod("a", "8000"))
-	if e := r.bindTo(p, "other"); e != "" {
-		t.Fatal(e)
+	whole := newPod("a", "0")
+	whole.Spec.Containers[0].Resources.Limits = corev1.ResourceList{api.ResourceGPU: resource.MustParse("1")}
+	p := r.create(whole)
+	r.until("the pod is known and bound", func() bool { return r.bindTo(p, "other") == "" })
+	// A share would not be held there.
+	share := r.create(newPod("share", "8000"))
+	r.until("the share is known and refused", func() bool { return strings.Contains(r.bindTo(share, "other"), "doesn't manage") })
+	if p := r.pod("share"); p.Spec.NodeName != "" {
+		t.Fatalf("%+v", p)
 	}
 	if p = r.pod("a"); p.Spec.NodeName != "other" || p.Annotations[api.AnnotationGrant] != "" {
 		t.Fatalf("%+v", p)
@@ -343,7 +349,7 @@ func TestNodesThatAreNotManagedGetAPlainBinding(t *testing.T) {
 	}
 }
 
-// The eighth point, over HTTP: filters and binds at once.
+// Over HTTP: filters and binds at once.
 func TestOneOfSixteenIsBound(t *testing.T) {
 	r := newRig(t)
 	r.managed("n1")
@@ -359,7 +365,7 @@ func TestOneOfSixteenIsBound(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				refused++
-				if m := f.FailedNodes["n1"]; !strings.Contains(m, "held by") || !strings.Contains(m, "default/holder (60000)") {
+				if m := f.FailedNodes["n1"]; !strings.Contains(m, "held by") || !strings.Contains(m, "default/holder (60000 MiB)") {
 					t.Errorf("message %q", m)
 				}
 				return
@@ -406,7 +412,7 @@ func TestABurstIsBound(t *testing.T) {
 	}
 }
 
-// share-9: the second point. The waiting pod is touched when the report
+// share-9: the waiting pod is touched when the report
 // drops the holder, not before, and within a second.
 func TestAWaitingPodIsWokenWhenTheHolderLeft(t *testing.T) {
 	r := newRig(t)
@@ -414,14 +420,14 @@ func TestAWaitingPodIsWokenWhenTheHolderLeft(t *testing.T) {
 	r.run(newPod("holder", "60000"), "n1")
 	r.reports.Modify(gpuNode("n1", v1alpha1.Slice{PodUID: "uid-holder", Container: "app", Namespace: "default", Pod: "holder", MemMiB: 60000, Mode: "vgpu", Generation: 1, State: v1alpha1.Active}))
 	waiting := r.create(newPod("waiting", "40000"))
-	if f := r.filter(waiting, "n1"); !strings.Contains(f.FailedNodes["n1"], "asked 40000 MiB, free 21920 of 81920 MiB; held by default/holder (60000)") {
+	if f := r.filter(waiting, "n1"); !strings.Contains(f.FailedNodes["n1"], "asked 40000 MiB, free 21920 of 81920 MiB; held by default/holder (60000 MiB)") {
 		t.Fatalf("%+v", f)
 	}
 	if err := r.kube.CoreV1().Pods("default").Delete(t.Context(), "holder", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	r.until("the holder leaves", func() bool { h, _ := r.ledger.Held("uid-holder"); return h.State == ledger.Releasing })
-	if f := r.filter(waiting, "n1"); !strings.Contains(f.FailedNodes["n1"], "default/holder (60000, leaving)") {
+	if f := r.filter(waiting, "n1"); !strings.Contains(f.FailedNodes["n1"], "default/holder (60000 MiB, leaving)") {
 		t.Fatalf("%+v", f)
 	}
 	if r.pod("waiting").Annotations[api.AnnotationWake] != "" {

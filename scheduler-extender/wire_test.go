@@ -160,15 +160,21 @@ func isASCII(b []byte) bool {
 	return true
 }
 
-// nobody is a Binder and a Pods without a cluster.
-type nobody struct{ bound map[string]string }
+// nobody is a Binder and a Pods without a cluster: pods are those in asks.
+type nobody struct {
+	bound map[string]string
+	asks  map[string]api.Request
+}
 
 func (n nobody) Bind(_ context.Context, p ledger.Ref, node, _ string) (ledger.Outcome, error) {
 	n.bound[p.UID] = node
 	return ledger.Written, nil
 }
 
-func (nobody) AsksNothing(ledger.Ref) bool { return false }
+func (n nobody) Asks(p ledger.Ref) (api.Request, bool) {
+	r, ok := n.asks[p.UID]
+	return r, ok
+}
 
 // bare is a server over two managed nodes, without TLS.
 func bare() (*Server, nobody) {
@@ -180,7 +186,7 @@ func bare() (*Server, nobody) {
 		l.SetReport(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: n}, Status: v1alpha1.GPUNodeStatus{HookConnectedSince: &since,
 			Cards: []v1alpha1.Card{{UUID: "GPU-" + n, MemoryMiB: 81920, Health: v1alpha1.Health{State: v1alpha1.Healthy}}}}}, now)
 	}
-	b := nobody{map[string]string{}}
+	b := nobody{map[string]string{}, map[string]api.Request{}}
 	return New(Config{Ledger: l, Placer: place.New(l, place.Config{Policy: score.Binpack}), Binder: b, Pods: b, Ready: func() bool { return true },
 		Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}), b
 }
@@ -271,7 +277,8 @@ func TestAPlainBindingTakesTheOfferBack(t *testing.T) {
 	s, b := bare()
 	s.Ledger.SetNode("other", ledger.NodeInfo{Cards: true})
 	p := place.Pod{Ref: ledger.Ref{UID: "uid-a", Namespace: "default", Name: "a"},
-		Request: api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, MemMiB: 8000}}}}
+		Request: api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}}}
+	b.asks["uid-a"] = p.Request
 	if out := s.Placer.Filter(p, [][]byte{[]byte("n1"), []byte("other")}, s.Now()); !slices.Equal(out.Nodes, []string{"n1", "other"}) {
 		t.Fatalf("%+v", out)
 	}

@@ -111,7 +111,7 @@ func (s *site) run(pod ledger.Ref, g api.Grant) {
 	s.SetReport(r, now)
 }
 
-func (s *site) AsksNothing(ledger.Ref) bool { return false }
+func (s *site) Asks(ledger.Ref) (api.Request, bool) { return api.Request{}, false }
 
 // newSite has nodes with eight cards of 80 GiB and eight pods each.
 func newSite(nodes int) *site {

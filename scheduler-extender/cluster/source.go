@@ -148,14 +148,15 @@ func (s *Source) pod(r ledger.Ref) *corev1.Pod {
 	return nil
 }
 
-// AsksNothing reports whether the pod is known and asks for no card.
-func (s *Source) AsksNothing(r ledger.Ref) bool {
+// Asks returns what a pod asks for, as far as its containers say; false while
+// the pod isn't known, or its request can't be read.
+func (s *Source) Asks(r ledger.Ref) (api.Request, bool) {
 	p := s.pod(r)
 	if p == nil {
-		return false
+		return api.Request{}, false
 	}
-	req, err := api.ParseRequest(specs(p), nil)
-	return err == nil && req.Empty()
+	request, err := api.ParseRequest(specs(p), nil)
+	return request, err == nil
 }
 
 func (s *Source) setPod(o any) {

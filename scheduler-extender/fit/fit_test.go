@@ -227,8 +227,8 @@ func TestMessagesNameCardAskedFree(t *testing.T) {
 	n.Cards[0].UUID = "GPU-0123456789abcdef"
 	a := ask(t, mem("app", api.App, 70000))
 	_, refusal := fit.Fit(n, a, score.Binpack.Card)
-	got := refusal.Message(n, a, "default/a (8000), default/b (16000)")
-	want := "n1: card 0 (GPU-01234567…, A100-80): asked 70000 MiB, free 57920 of 81920 MiB; held by default/a (8000), default/b (16000)"
+	got := refusal.Message(n, a, "default/a (8000 MiB), default/b (16000 MiB)")
+	want := "n1: card 0 (GPU-01234567…, A100-80): asked 70000 MiB, free 57920 of 81920 MiB; held by default/a (8000 MiB), default/b (16000 MiB)"
 	if got != want {
 		t.Fatalf("message\n%s\nwant\n%s", got, want)
 	}

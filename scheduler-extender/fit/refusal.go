@@ -26,6 +26,7 @@ const (
 	ReasonHookDown    Reason = "hook-down"     // the node's hook has no link to the runtime
 	ReasonNoReport    Reason = "no-report"     // a managed node whose agent never reported
 	ReasonNoCards     Reason = "no-cards"      // the node isn't managed and offers no card
+	ReasonUnmanaged   Reason = "unmanaged"     // a share is asked, and carve doesn't manage the node
 	ReasonUnknownNode Reason = "unknown-node"  // no such Node object was seen
 	ReasonIsolation   Reason = "isolation"     // a mode that isn't served
 	ReasonInvalid     Reason = "invalid"       // the request can't be meant
@@ -52,9 +53,10 @@ type Refusal struct {
 
 // Distances order misses: what is short of a little room is nearest.
 const (
-	distanceScale    = 1000
-	distanceShared   = 1 * distanceScale
-	distanceSlots    = 2 * distanceScale
+	distanceScale  = 1000
+	distanceShared = 1 * distanceScale
+	// A slot comes free whenever anybody leaves, however small.
+	distanceSlots    = distanceScale / 4
 	distanceWhole    = 3 * distanceScale
 	distanceTogether = distanceScale / 2
 	distanceBlocked  = 5 * distanceScale
@@ -194,9 +196,9 @@ func (r *Refusal) sentence(a *Ask) string {
 	case ReasonTogether:
 		return fmt.Sprintf("each container fits alone, together they don't: asked %d MiB in all, most free on one card %d MiB", r.Asked, r.Free)
 	case ReasonModel:
-		return "the pod excludes this model"
+		return "the pod's card-models don't admit this model"
 	case ReasonUUID:
-		return "the pod excludes this card"
+		return "the pod's card-uuids don't admit this card"
 	case ReasonUnhealthy:
 		return "the card is not healthy"
 	case ReasonCordoned:
@@ -209,6 +211,8 @@ func (r *Refusal) sentence(a *Ask) string {
 		return "the node's agent has not reported its cards"
 	case ReasonNoCards:
 		return "the node offers no cards"
+	case ReasonUnmanaged:
+		return "shares are handed out on nodes labelled carve.dev/managed=true only"
 	case ReasonUnknownNode:
 		return "the node is not known yet"
 	case ReasonSearchLimit:

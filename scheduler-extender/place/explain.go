@@ -36,6 +36,8 @@ func (c *call) explain(out *Filtered) {
 		switch {
 		case n == nil || !n.Snapshot().Known:
 			m.refusal = &fit.Refusal{Reason: fit.ReasonUnknownNode, Card: -1}
+		case !n.Snapshot().Managed && n.Snapshot().Cards:
+			m.refusal = &fit.Refusal{Reason: fit.ReasonUnmanaged, Card: -1, Never: true}
 		case !n.Snapshot().Managed:
 			m.refusal = &fit.Refusal{Reason: fit.ReasonNoCards, Card: -1, Never: true}
 		default:
@@ -92,7 +94,7 @@ func (c *call) message(m miss) string {
 	return clip(m.refusal.Message(m.view, c.ask, held))
 }
 
-// holders names who is on a card: "default/a (8000), default/b (16000)".
+// holders names who is on a card: "default/a (8000 MiB), default/b (whole)".
 func holders(hs []ledger.Holder) string {
 	var b strings.Builder
 	for i, h := range hs {
@@ -103,7 +105,7 @@ func holders(hs []ledger.Holder) string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		what := fmt.Sprint(h.MemMiB)
+		what := fmt.Sprintf("%d MiB", h.MemMiB)
 		if h.Whole {
 			what = "whole"
 		}

@@ -256,8 +256,11 @@ func (c *call) scan() []place {
 }
 
 // withOthers adds the nodes that carve doesn't manage and that offer cards of
-// their own.
+// their own, for pods that ask for whole cards: a share would not be held there.
 func (c *call) withOthers(names []string) Filtered {
+	if !c.pod.Request.WholeOnly() {
+		return Filtered{Nodes: names}
+	}
 	for _, n := range c.nodes {
 		if n == nil {
 			continue

@@ -179,7 +179,7 @@ func TestOneOfSixteenGetsTheLastShare(t *testing.T) {
 		}
 		for _, f := range lost {
 			m := f.Failed["n1"]
-			if !strings.Contains(m, "asked 20000 MiB, free 1920 of 81920 MiB") || !strings.Contains(m, "default/holder (60000)") || !strings.Contains(m, "default/"+won[0]+" (20000") {
+			if !strings.Contains(m, "asked 20000 MiB, free 1920 of 81920 MiB") || !strings.Contains(m, "default/holder (60000 MiB)") || !strings.Contains(m, "default/"+won[0]+" (20000") {
 				t.Fatalf("message %q does not name the holders", m)
 			}
 		}
@@ -279,14 +279,18 @@ func TestNodesThatCarveDoesNotManage(t *testing.T) {
 	r.l.SetNode("other", ledger.NodeInfo{Cards: true})
 	r.l.SetNode("plain", ledger.NodeInfo{})
 	names := []string{"n1", "other", "plain", "unseen"}
-	p := pod("a", share(8000))
+	p := pod("a", api.ContainerRequest{Name: "app", Cards: 1, Whole: true})
 	if f := r.filter(p, names...); !slices.Equal(f.Nodes, []string{"n1", "other"}) {
 		t.Fatalf("%+v", f)
 	}
 	if s := r.Prioritize(p, [][]byte{[]byte("n1"), []byte("other")}); s[0] != 10 || s[1] != 0 {
 		t.Fatalf("scores %v", s)
 	}
-	if f := r.filter(pod("b", share(81920)), names...); !slices.Equal(f.Nodes, []string{"other"}) {
+	if f := r.filter(pod("b", api.ContainerRequest{Name: "app", Cards: 1, Whole: true}), names...); !slices.Equal(f.Nodes, []string{"other"}) {
+		t.Fatalf("%+v", f)
+	}
+	// A share is held where carve manages the cards, and nowhere else.
+	if f := r.filter(pod("s", share(8000)), "other"); f.Nodes != nil || f.Never["other"] != "other: shares are handed out on nodes labelled carve.dev/managed=true only" {
 		t.Fatalf("%+v", f)
 	}
 	f := r.filter(pod("c", share(81920)), "n1", "plain", "unseen")

@@ -40,7 +40,7 @@ func Merge(base []byte, o Options) ([]byte, error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("URL of the extender: %w", err)
-	case u.Scheme != "https" || u.Host == "":
+	case u.Scheme != "https" || u.Hostname() == "":
 		return nil, fmt.Errorf("URL of the extender: %q is not https://ADDRESS:PORT", o.URL)
 	case o.TLSDir == "" || !path.IsAbs(o.TLSDir):
 		return nil, fmt.Errorf("folder of the credentials: %q is not an absolute path", o.TLSDir)

@@ -73,13 +73,14 @@ func TestMergeRefuses(t *testing.T) {
 		options schedconfig.Options
 		want    string
 	}{
-		"another binder":       {head + "extenders: [{urlPrefix: 'https://hami:443', bindVerb: bind}]", options, "https://hami:443 binds pods as well"},
-		"another kind":         {"apiVersion: v1\nkind: Pod", options, "expected is kubescheduler.config.k8s.io/v1"},
-		"not YAML":             {"\t{", options, "read the scheduler's configuration"},
-		"a list as extenders":  {head + "extenders: 3", options, "extenders is not a list"},
-		"a bare extender":      {head + "extenders: [x]", options, "not an object"},
-		"plain HTTP":           {"", schedconfig.Options{URL: "http://10.0.0.1", TLSDir: "/x"}, "is not https"},
-		"a folder that is not": {"", schedconfig.Options{URL: "https://10.0.0.1", TLSDir: "x"}, "not an absolute path"},
+		"another binder":           {head + "extenders: [{urlPrefix: 'https://hami:443', bindVerb: bind}]", options, "https://hami:443 binds pods as well"},
+		"another kind":             {"apiVersion: v1\nkind: Pod", options, "expected is kubescheduler.config.k8s.io/v1"},
+		"not YAML":                 {"\t{", options, "read the scheduler's configuration"},
+		"a list as extenders":      {head + "extenders: 3", options, "extenders is not a list"},
+		"a bare extender":          {head + "extenders: [x]", options, "not an object"},
+		"plain HTTP":               {"", schedconfig.Options{URL: "http://10.0.0.1", TLSDir: "/x"}, "is not https"},
+		"a folder that is not":     {"", schedconfig.Options{URL: "https://10.0.0.1", TLSDir: "x"}, "not an absolute path"},
+		"a URL without an address": {"", schedconfig.Options{URL: "https://:443", TLSDir: "/x"}, "is not https://ADDRESS:PORT"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := schedconfig.Merge([]byte(c.base), c.options)
