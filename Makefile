@@ -24,8 +24,9 @@ build: native $(BIN)/carve $(BIN)/carve-hook $(BIN)/kubectl-carve ## build the b
 
 .PHONY: native
 native:
-	@$(MAKE) --no-print-directory -C vgpu/lib
-	@$(MAKE) --no-print-directory -C vgpu/soft
+	@echo "front libraries and software GPU"
+	@$(MAKE) -s --no-print-directory -C vgpu/lib
+	@$(MAKE) -s --no-print-directory -C vgpu/soft
 
 .PHONY: FORCE
 FORCE:

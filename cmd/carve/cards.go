@@ -97,6 +97,10 @@ func viewCards(nodes []v1alpha1.GPUNode) []cardView {
 			if v.Slices == nil {
 				v.Slices = []v1alpha1.Slice{}
 			}
+			sort.Slice(v.Slices, func(i, j int) bool {
+				a, b := v.Slices[i], v.Slices[j]
+				return a.Namespace+"/"+a.Pod+"/"+a.Container < b.Namespace+"/"+b.Pod+"/"+b.Container
+			})
 			for _, s := range c.Slices {
 				if s.Mode == "exclusive" {
 					v.GrantedMiB, v.Cores = c.MemoryMiB, 100

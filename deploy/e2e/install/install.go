@@ -31,6 +31,8 @@ const (
 	DriverRoot = "/var/lib/softgpu"
 	// Programs is where the node shows this repository's bin folder.
 	Programs = "/opt/carve"
+	// deploy is where the node shows this repository's deploy folder.
+	deploy = "/opt/carve-deploy"
 	// credentials is where kube-scheduler finds its certificate.
 	credentials = "/etc/kubernetes/carve"
 )
@@ -77,6 +79,7 @@ func Up(ctx context.Context, o Options, progress *lab.Progress) (*Cluster, error
 		Binds: []lab.Bind{
 			{Source: root, Target: DriverRoot},
 			{Source: filepath.Join(o.Repo, "bin"), Target: Programs},
+			{Source: filepath.Join(o.Repo, "deploy"), Target: deploy},
 		},
 	}, progress)
 	if err != nil {
@@ -260,7 +263,7 @@ func (c *Cluster) wireScheduler(ctx context.Context) error {
 	if _, err := c.Carve(ctx, "extender", "credentials", "--out", credentials); err != nil {
 		return err
 	}
-	config, err := c.Carve(ctx, "extender", "scheduler-config", "--base", "/etc/kubernetes/scheduler.yaml",
+	config, err := c.Carve(ctx, "extender", "scheduler-config", "--base", deploy+"/scheduler/kube-scheduler.yaml",
 		"--url", "https://"+service.Spec.ClusterIP+":443", "--tls-dir", credentials)
 	if err != nil {
 		return err

@@ -87,7 +87,7 @@ func up(ctx context.Context, repo, name string) error {
 		return err
 	}
 	fmt.Printf("\nUp after %.0f s. It stays until `make demo-down`. Look around:\n", time.Since(begin).Seconds())
-	fmt.Printf("  bin/lab --name %[1]s kubectl get pods,gpunodes\n  bin/lab --name %[1]s kubectl exec infer-a -- nvidia-smi\n  bin/lab --name %[1]s kubectl apply -f - < deploy/examples/whole.yaml\n", name)
+	fmt.Printf("  bin/lab --name %[1]s exec -- bin/carve cards\n  bin/lab --name %[1]s kubectl get pods,gpunodes\n  bin/lab --name %[1]s kubectl exec infer-a -- nvidia-smi\n  bin/lab --name %[1]s kubectl apply -f - < deploy/examples/whole.yaml\n", name)
 	return nil
 }
 
@@ -123,12 +123,15 @@ func (d demo) show(ctx context.Context) error {
 	if err := d.print(ctx, d.exec("infer-a", "nvidia-smi")); err != nil {
 		return err
 	}
-	fmt.Println("\ninfer-a asks for more than its 8000 MiB. $ kubectl exec infer-a -- gpuprobe alloc 9GiB")
+	fmt.Println("\nIt allocates within its 8000 MiB … $ kubectl exec infer-a -- gpuprobe alloc 2GiB")
+	if err := d.print(ctx, d.exec("infer-a", "gpuprobe", "alloc", "2GiB")); err != nil {
+		return err
+	}
+	fmt.Println("… and asks for more. $ kubectl exec infer-a -- gpuprobe alloc 9GiB")
 	if err := d.print(ctx, d.exec("infer-a", "gpuprobe", "alloc", "9GiB")); err == nil {
 		return errors.New("infer-a got more than its share")
 	}
-	fmt.Println("… and within it. $ kubectl exec infer-a -- gpuprobe alloc 2GiB")
-	return d.print(ctx, d.exec("infer-a", "gpuprobe", "alloc", "2GiB"))
+	return nil
 }
 
 func (d demo) carve(args ...string) []string {
