@@ -132,7 +132,8 @@ bench-extender: ## CPU of a scheduling decision by cluster size
 	@go run ./scheduler-extender/bench
 
 .PHONY: bench-node
-bench-node: build $(BIN)/benchnode ## what carve adds to a container's start
+bench-node: ## what carve adds to a container's start
+	@$(MAKE) --no-print-directory build $(BIN)/benchnode >&2
 	@go run ./nri-hook/bench
 	@$(BIN)/benchnode
 
