@@ -120,7 +120,7 @@ func (c CardGrant) validate() error {
 		return fmt.Errorf("card %q is not a UUID", clip(c.Card))
 	case !c.Mode.valid():
 		return fmt.Errorf("card %s: unknown mode %q", c.Card, clip(string(c.Mode)))
-	case c.MemMiB < 0 || c.MemMiB > maxMemoryMiB:
+	case c.MemMiB < 0 || c.MemMiB > MaxMemoryMiB:
 		return fmt.Errorf("card %s: memory of %d MiB", c.Card, c.MemMiB)
 	case c.Cores < 0 || c.Cores > 100:
 		return fmt.Errorf("card %s: %d percent of compute", c.Card, c.Cores)

@@ -9,9 +9,9 @@ import (
 // MiB is one mebibyte in bytes.
 const MiB = 1 << 20
 
-// maxMemoryMiB is the largest memory that is taken for a card's: 16 TiB. It is
+// MaxMemoryMiB is the largest memory that is taken for a card's: 16 TiB. It is
 // far above any card and keeps every later sum inside int64.
-const maxMemoryMiB = 16 << 20
+const MaxMemoryMiB = 16 << 20
 
 // quantity is an integer Kubernetes quantity: its value and whether it was
 // written in binary form (Ki, Mi, Gi, …).
@@ -108,7 +108,7 @@ func ParseMemoryMiB(s string) (int64, error) {
 	if q.binary {
 		v = v/MiB + (v%MiB+MiB-1)/MiB
 	}
-	if v > maxMemoryMiB {
+	if v > MaxMemoryMiB {
 		return 0, fmt.Errorf("%q is %d MiB, more than any card has (a decimal number counts MiB; write 8Gi for bytes)", clip(s), v)
 	}
 	return v, nil

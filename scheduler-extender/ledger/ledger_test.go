@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -547,5 +548,15 @@ func TestOneOfManyGetsTheLastRoom(t *testing.T) {
 			t.Fatalf("%d won", won.Load())
 		}
 		wantUsed(t, l, 10000)
+	}
+}
+
+// Whatever a report says, its sums don't wrap into room that isn't there.
+func TestAnAbsurdReportOffersNothing(t *testing.T) {
+	l := ledger.New(ledger.Config{})
+	l.SetNode("n1", ledger.NodeInfo{Managed: true})
+	l.SetReport(report("n1", 81050, 1, slice("uid-a", "app", math.MaxInt64), slice("uid-b", "app", math.MaxInt64)), epoch)
+	if free := l.Node("n1").Snapshot().View.Cards[0].Free().MemMiB; free > 0 {
+		t.Errorf("%d MiB are free on a full card", free)
 	}
 }

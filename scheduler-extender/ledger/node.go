@@ -93,7 +93,7 @@ func newReport(n *v1alpha1.GPUNode) *report {
 		if _, twice := r.byUUID[c.UUID]; twice || c.UUID == "" {
 			continue
 		}
-		cr := cardReport{uuid: c.UUID, model: c.Model, index: int(c.Index), memMiB: max(0, c.MemoryMiB), slots: slots}
+		cr := cardReport{uuid: c.UUID, model: c.Model, index: int(c.Index), memMiB: min(max(0, c.MemoryMiB), api.MaxMemoryMiB), slots: slots}
 		switch {
 		case c.Health.State != v1alpha1.Healthy:
 			cr.blocked = fit.ReasonUnhealthy
@@ -107,7 +107,8 @@ func newReport(n *v1alpha1.GPUNode) *report {
 		r.byUUID[c.UUID] = at
 		for _, s := range c.Slices {
 			sl := slice{card: at, container: s.Container, namespace: s.Namespace, pod: s.Pod,
-				amount: fit.Amount{MemMiB: max(0, s.MemMiB), Cores: max(0, int(s.Cores)), Slots: 1}}
+				// Whatever the report says, sums of such amounts must not overflow.
+				amount: fit.Amount{MemMiB: min(max(0, s.MemMiB), api.MaxMemoryMiB), Cores: min(max(0, int(s.Cores)), 100), Slots: 1}}
 			// Only shares leave room for others: an instance or a mode that
 			// isn't served yet blocks the card.
 			if api.Mode(s.Mode) != api.ModeVGPU {

@@ -357,6 +357,21 @@ func TestContainersWithoutAGrant(t *testing.T) {
 		_, err := n.Slice(RuntimeContainer{PodUID: "uid-of-the-file", Name: "gpu"})
 		return err != nil && strings.Contains(err.Error(), "carries no grant")
 	})
+	// Anybody can write that annotation, with any pod's UID in it.
+	n.api.setPod(podWith(t, "uid-victim", grantOf("uid-victim", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the victim's slice is prepared", func() bool { return n.prepared("uid-victim", "app") })
+	fake := asks.DeepCopy()
+	fake.Name, fake.UID = "fake", "uid-fake"
+	fake.Annotations = map[string]string{mirrorOf: "uid-victim"}
+	n.api.setPod(fake)
+	eventually(t, "the fake is known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.pods["uid-fake"].uid != "" })
+	n.api.deletePod("uid-fake")
+	eventually(t, "the fake is gone", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.pods["uid-fake"].uid == "" })
+	n.Exited("any")
+	time.Sleep(100 * time.Millisecond)
+	if p, err := n.Slice(RuntimeContainer{PodUID: "uid-victim", Name: "app"}); p == nil || err != nil {
+		t.Errorf("after a fake came and went the victim's slice is %+v, %v", p, err)
+	}
 	if err := n.AwaitPrepared(t.Context(), "default", "asks", "gpu"); err == nil || !strings.Contains(err.Error(), "carries no grant") {
 		t.Errorf("the kubelet is told %v", err)
 	}

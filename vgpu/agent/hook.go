@@ -55,12 +55,25 @@ func (a *Agent) Slice(c RuntimeContainer) (*Prepared, error) {
 		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", c.Name)
 	case known && (c.Asked || p.asks[c.Name]):
 		return nil, fmt.Errorf("container %s asks for cards, but the pod carries no grant: carve's scheduler extender didn't place it", c.Name)
+	case !known && a.staticAsks(c):
+		return nil, fmt.Errorf("container %s asks for cards, but its static pod carries no grant: carve's scheduler extender can't place one", c.Name)
 	case !known && c.Asked:
 		return nil, fmt.Errorf("container %s asks for cards, and the agent doesn't know its pod yet", c.Name)
 	case !known && a.sandboxes[c.PodUID].grants(c.Name):
 		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", c.Name)
 	}
 	return nil, nil
+}
+
+// staticAsks reports whether a pod that the watch doesn't know is a static one
+// that asks for cards in this container. a.mu is held.
+func (a *Agent) staticAsks(c RuntimeContainer) bool {
+	for _, p := range a.pods {
+		if p.standsFor == c.PodUID && p.asks[c.Name] {
+			return true
+		}
+	}
+	return false
 }
 
 // ready turns a holding into what the hook needs. a.mu is held.

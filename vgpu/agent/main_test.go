@@ -70,6 +70,7 @@ type twoCards struct {
 	fault     map[string]string
 	err       error
 	processes []gpu.Process
+	samples   int
 }
 
 func (c *twoCards) Inventory() (gpu.Inventory, error) {
@@ -91,6 +92,7 @@ func (c *twoCards) Inventory() (gpu.Inventory, error) {
 func (c *twoCards) Sample(string) (gpu.Sample, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.samples++
 	return gpu.Sample{At: time.Now(), UsedBytes: 1 << 30, ReservedBytes: 512 << 20, Processes: c.processes}, nil
 }
 

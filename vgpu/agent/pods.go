@@ -33,6 +33,10 @@ type pod struct {
 	done map[string]bool
 	// ended are the IDs of containers that the kubelet saw end.
 	ended []string
+	// standsFor is the UID by which the runtime knows a static pod, on what says
+	// that it stands in the API for one. Anybody can say so of any pod, so it
+	// serves to refuse and never to choose whose slices are meant.
+	standsFor string
 }
 
 func (p pod) found() found {
@@ -79,19 +83,12 @@ const configSource = "kubernetes.io/config.source"
 // the UID by which the kubelet and the runtime know that pod.
 const mirrorOf = "kubernetes.io/config.mirror"
 
-func podUID(p *corev1.Pod) string {
-	if uid := p.Annotations[mirrorOf]; uid != "" {
-		return uid
-	}
-	return string(p.UID)
-}
-
 // readPod keeps the parts that matter.
 func readPod(p *corev1.Pod) pod {
 	out := pod{
-		uid: podUID(p), namespace: p.Namespace, name: p.Name,
-		grant: p.Annotations[api.AnnotationGrant],
-		asks:  map[string]bool{}, done: map[string]bool{},
+		uid: string(p.UID), namespace: p.Namespace, name: p.Name,
+		grant: p.Annotations[api.AnnotationGrant], standsFor: p.Annotations[mirrorOf],
+		asks: map[string]bool{}, done: map[string]bool{},
 		over: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 	}
 	add := func(c *corev1.Container, kind api.ContainerKind) {
@@ -227,7 +224,7 @@ func (a *Agent) podDeleted(o any) {
 	if !ok {
 		return
 	}
-	uid := podUID(p)
+	uid := string(p.UID)
 	a.mu.Lock()
 	delete(a.pods, uid)
 	delete(a.sandboxes, uid)

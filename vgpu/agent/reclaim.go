@@ -104,7 +104,12 @@ func (a *Agent) reclaimLoop(ctx context.Context) {
 func (r *reaper) look() (waiting bool) {
 	processes := &processTable{}
 	seen := map[owner]bool{}
+	// One sample of a card serves all slots of one look: a share can claim a
+	// thousand dead processes at every look, and a sample may take milliseconds.
+	// It is fresh enough, as only who was gone at the look before matters.
+	freed := map[string]bool{}
 	for _, s := range r.shares() {
+		taken := 0
 		u, err := region.ReadUsage(s.usage, len(s.cards))
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
@@ -130,7 +135,7 @@ func (r *reaper) look() (waiting bool) {
 			waiting = true
 			// Twice, so that a slot that was being taken at the first look is
 			// seen as what it became.
-			if r.gone[o]++; r.gone[o] < 2 || !r.freed(s.cards) {
+			if r.gone[o]++; r.gone[o] < 2 || !r.freed(s.cards, freed) {
 				continue
 			}
 			err := region.ReclaimSlot(s.usage, slot)
@@ -139,8 +144,12 @@ func (r *reaper) look() (waiting bool) {
 			case err != nil:
 				r.Log.Warn("the charge of a dead process can't be taken off", "error", err)
 			default:
-				r.Log.Info("took off the charge of a dead process", "uid", s.uid, "container", s.container, "slot", slot.Index, "pid", slot.PID)
+				taken++
 			}
+		}
+		if taken > 0 {
+			// A tenant can make this happen at every look.
+			r.Log.Debug("took off the charge of dead processes", "uid", s.uid, "container", s.container, "processes", taken)
 		}
 	}
 	for o := range r.hostPID {
@@ -233,23 +242,36 @@ func (r *reaper) isGone(o owner, s share, slot region.Slot, t *processTable) boo
 }
 
 // freed reports whether the driver holds nothing for dead processes on any of
-// the cards: it frees memory later than a process is gone.
-func (r *reaper) freed(cards []string) bool {
+// the cards: it frees memory later than a process is gone. known has the cards
+// that were asked for before in this look.
+func (r *reaper) freed(cards []string, known map[string]bool) bool {
+	for _, uuid := range cards {
+		is, ok := known[uuid]
+		if !ok {
+			is = r.cardFreed(uuid)
+			known[uuid] = is
+		}
+		if !is {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *reaper) cardFreed(uuid string) bool {
 	r.mu.Lock()
 	door := r.hardware.door
 	r.mu.Unlock()
 	if door == nil {
 		return false
 	}
-	for _, uuid := range cards {
-		s, err := door.Sample(uuid)
-		if err != nil {
+	s, err := door.Sample(uuid)
+	if err != nil {
+		return false
+	}
+	for _, p := range s.Processes {
+		if _, err := os.Stat(filepath.Join(procRoot, strconv.Itoa(p.PID))); err != nil || zombie(p.PID) {
 			return false
-		}
-		for _, p := range s.Processes {
-			if _, err := os.Stat(filepath.Join(procRoot, strconv.Itoa(p.PID))); err != nil || zombie(p.PID) {
-				return false
-			}
 		}
 	}
 	return true

@@ -220,3 +220,29 @@ func TestOnlyAProcessOfThatContainerIsKilled(t *testing.T) {
 		t.Errorf("one that is gone: %v", err)
 	}
 }
+
+// A tenant that claims a thousand dead processes costs the driver no more than
+// one that claims a single one, and is rid of them at once.
+func TestAFloodOfDeadSlotsCostsOneSample(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	usage := n.files.usage("uid-1", "app")
+	_, lives := tenant(t) // its namespace is seen here, so others in it count as dead
+	samples := func() int { n.cards.mu.Lock(); defer n.cards.mu.Unlock(); return n.cards.samples }
+	before := samples()
+	const claims = 1000
+	for i := range claims {
+		takeSlot(t, usage, i, region.Process{PID: uint32(i + 100000), StartTicks: uint64(i), PIDNamespace: lives.PIDNamespace}, 1<<20, 0)
+	}
+	eventually(t, "all are taken off", func() bool {
+		u, err := region.ReadUsage(usage, 1)
+		return err == nil && u.Total(0).UsedBytes == 0
+	})
+	// The view samples each second too.
+	if took := samples() - before; took > 100 {
+		t.Errorf("%d samples of the card for %d claims", took, claims)
+	}
+}
