@@ -3,7 +3,13 @@
  * pointers.c with another content, under the same lock. */
 #include "virtual.h"
 
+#include <errno.h>
+
 #include "pointers.h"
+
+/* The turn is a link too: its holder is where bytes stand otherwise, and uses are how often it has it. So a forked
+ * child, which finds no links, finds no turn taken. */
+enum { LINK_TURN = 3, TAKEN = 1 };
 
 enum { FIRST_BITS = 7, NO_BLOCK = 0 };
 
@@ -69,6 +75,44 @@ static void remove_link(struct carve_virtual *v, struct carve_link *link) {
     }
     v->links[i].block = NO_BLOCK;
     v->count--;
+}
+
+static inline bool room_for(const struct carve_virtual *v, uint32_t links) {
+    return v->bits != 0 && v->count + links <= 1u << (v->bits - 1);
+}
+
+bool carve_virtual_turn(struct carve_state *s, bool room) {
+    struct carve_virtual *v = &s->virtual;
+    uint64_t me = (uintptr_t)&errno; /* each thread has its own */
+    unsigned round = 0;
+    struct carve_link *turn;
+    carve_lock(&s->pointers.lock);
+    while ((turn = known(v, 0, LINK_TURN)) != NULL && turn->bytes != me) {
+        carve_unlock(&s->pointers.lock);
+        carve_back_off(&round);
+        carve_lock(&s->pointers.lock);
+    }
+    /* At worst half of the places are taken, and one is always to be had where nothing else is added. */
+    bool good = room_for(v, room ? 2 : 1) || grow_links(v) || (v->bits != 0 && !room);
+    turn = good ? known(v, 0, LINK_TURN) : NULL; /* which may stand elsewhere by now */
+    if (turn != NULL) {
+        turn->uses++;
+    } else if (good) {
+        v->links[find(v, 0, LINK_TURN)] = (struct carve_link){.bytes = me, .uses = 1, .block = TAKEN, .kind = LINK_TURN};
+        v->count++;
+    }
+    carve_unlock(&s->pointers.lock);
+    return good;
+}
+
+void carve_virtual_turn_end(struct carve_state *s) {
+    carve_lock(&s->pointers.lock);
+    struct carve_link *turn = known(&s->virtual, 0, LINK_TURN);
+    /* None where a callback forked and this is the child. */
+    if (turn != NULL && --turn->uses == 0) {
+        remove_link(&s->virtual, turn);
+    }
+    carve_unlock(&s->pointers.lock);
 }
 
 /* A free place for a block; NO_BLOCK where there is no memory for one. */
@@ -147,33 +191,17 @@ bool carve_virtual_create(struct carve_state *s, uint64_t handle, unsigned card,
     return created;
 }
 
-struct carve_released carve_virtual_release(struct carve_state *s, uint64_t handle) {
-    struct carve_released released = {.handle = handle};
+struct carve_gone carve_virtual_release(struct carve_state *s, uint64_t handle) {
+    struct carve_gone gone = {0};
     carve_lock(&s->pointers.lock);
     struct carve_link *link = known(&s->virtual, handle, CARVE_LINK_HANDLE);
-    if (link != NULL) {
-        released.known = true;
-        released.block = link->block;
-        if (--link->uses == 0) {
-            remove_link(&s->virtual, link);
-            released.gone = drop(s, released.block);
-        }
+    if (link != NULL && --link->uses == 0) {
+        uint32_t block = link->block;
+        remove_link(&s->virtual, link);
+        gone = drop(s, block);
     }
     carve_unlock(&s->pointers.lock);
-    return released;
-}
-
-void carve_virtual_restore(struct carve_state *s, const struct carve_released *released) {
-    carve_lock(&s->pointers.lock);
-    struct carve_link *link = known(&s->virtual, released->handle, CARVE_LINK_HANDLE);
-    if (released->gone.units != 0) {
-        (void)create(s, released->handle, released->gone.card, released->gone.units);
-    } else if (link != NULL) {
-        link->uses++;
-    } else if (add_link(&s->virtual, (struct carve_link){.key = released->handle, .uses = 1, .block = released->block, .kind = CARVE_LINK_HANDLE})) {
-        block_at(s, released->block)->references++;
-    }
-    carve_unlock(&s->pointers.lock);
+    return gone;
 }
 
 /* The mapping that holds an address, which need not be its first. */
@@ -204,19 +232,26 @@ void carve_virtual_retained(struct carve_state *s, uint64_t handle, uint64_t add
     carve_unlock(&s->pointers.lock);
 }
 
-void carve_virtual_mapped(struct carve_state *s, uint64_t address, uint64_t bytes, uint64_t handle) {
+struct carve_gone carve_virtual_mapped(struct carve_state *s, uint64_t address, uint64_t bytes, uint64_t handle) {
     struct carve_virtual *v = &s->virtual;
+    struct carve_gone stale = {0};
     carve_lock(&s->pointers.lock);
+    struct carve_link *before = known(v, address, CARVE_LINK_MAPPING);
+    if (before != NULL) {
+        uint32_t block = before->block;
+        remove_link(v, before);
+        stale = drop(s, block);
+    }
     struct carve_link *link = known(v, handle, CARVE_LINK_HANDLE);
     if (link != NULL) {
         uint32_t block = link->block;
-        /* Without memory for it the block seems to have one mapping less, and is given back too early. */
-        if (known(v, address, CARVE_LINK_MAPPING) == NULL &&
-            add_link(v, (struct carve_link){.key = address, .bytes = bytes, .block = block, .kind = CARVE_LINK_MAPPING})) {
+        /* There is room: see carve_virtual_turn. */
+        if (add_link(v, (struct carve_link){.key = address, .bytes = bytes, .block = block, .kind = CARVE_LINK_MAPPING})) {
             block_at(s, block)->references++;
         }
     }
     carve_unlock(&s->pointers.lock);
+    return stale;
 }
 
 bool carve_virtual_unmapped(struct carve_state *s, uint64_t *next, uint64_t end, struct carve_gone *gone) {

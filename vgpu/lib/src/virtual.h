@@ -16,27 +16,26 @@ struct carve_gone {
     uint8_t card;
 };
 
+/* Takes the turn to ask the driver for any of these. One thread has it, from before the driver is asked until its
+ * answer is written down, so that both see the same order: else a mapping that the driver makes just before a release
+ * would be looked up just after it, and not be found. A thread that has it gets it again, as in a callback of the
+ * driver. No lock is held meanwhile, and nobody who has the turn waits for another process. With room there is also
+ * memory for whatever is written down then. False, and no turn, where there is no memory. */
+bool carve_virtual_turn(struct carve_state *s, bool room);
+void carve_virtual_turn_end(struct carve_state *s);
+
 /* A new block with one handle. False, and nothing changed, where there is no memory to remember it. A block that
  * had this handle before must have gone past this library; it comes back in *stale. */
 bool carve_virtual_create(struct carve_state *s, uint64_t handle, unsigned card, uint32_t units, struct carve_gone *stale);
 
-/* A handle that is about to be released is forgotten first, since the driver may give its value to another block
- * as soon as it is. */
-struct carve_released {
-    bool known;
-    uint64_t handle;
-    struct carve_gone gone;
-    uint32_t block; /* which had others left */
-};
-struct carve_released carve_virtual_release(struct carve_state *s, uint64_t handle);
-/* It wasn't released. */
-void carve_virtual_restore(struct carve_state *s, const struct carve_released *released);
+/* A handle was released. */
+struct carve_gone carve_virtual_release(struct carve_state *s, uint64_t handle);
 
 /* One more handle of what is mapped at address, perhaps with a value that was there before. */
 void carve_virtual_retained(struct carve_state *s, uint64_t handle, uint64_t address);
 
-/* A mapping was made. */
-void carve_virtual_mapped(struct carve_state *s, uint64_t address, uint64_t bytes, uint64_t handle);
+/* A mapping was made. What was mapped there before must have gone past this library, and is what comes back. */
+struct carve_gone carve_virtual_mapped(struct carve_state *s, uint64_t address, uint64_t bytes, uint64_t handle);
 
 /* A range was unmapped: gives, one by one, the blocks that went with it. *next starts at address; false at the
  * end of the range. */

@@ -239,6 +239,88 @@ static void virtual_memory(void) {
 #undef CALL
 }
 
+/* Two threads that meet at one handle, or at one address: whichever the driver takes first, what it holds afterwards
+ * is charged. One thread maps while the other releases the handle, or unmaps what stood at the address. */
+static struct {
+    __typeof__(cuMemMap) *map;
+    CUdeviceptr at;
+    CUmemGenericAllocationHandle handle;
+    CUresult result;
+    int turn; /* 1: the mapper's; 2: it is done; 3: it ends */
+    bool again; /* try until it is mapped, or until the other is done */
+    int other_done;
+} meeting;
+
+static void *map_there(void *unused) {
+    unsigned seed = 5;
+    for (;;) {
+        int turn;
+        while ((turn = __atomic_load_n(&meeting.turn, __ATOMIC_ACQUIRE)) != 1) {
+            if (turn == 3) {
+                return unused;
+            }
+        }
+        for (int spin = rand_r(&seed) % 200; spin > 0; spin--) {
+            __asm__ volatile("");
+        }
+        int last;
+        do {
+            last = !meeting.again || __atomic_load_n(&meeting.other_done, __ATOMIC_ACQUIRE);
+            meeting.result = meeting.map(meeting.at, 2 * MIB, 0, meeting.handle, 0);
+        } while (meeting.result != CUDA_SUCCESS && !last);
+        __atomic_store_n(&meeting.turn, 2, __ATOMIC_RELEASE);
+    }
+}
+
+static void meet(bool unmap) {
+    struct api a = start(3000, 3000, CARVE_LIMITS_SELF_VISIBLE);
+#define CALL(name) ((__typeof__(name) *)dlsym(a.handle, #name))
+    __typeof__(cuMemCreate) *make = CALL(cuMemCreate);
+    __typeof__(cuMemRelease) *release = CALL(cuMemRelease);
+    __typeof__(cuMemUnmap) *take_away = CALL(cuMemUnmap);
+    enum { ROUNDS = 8000 };
+    CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemGenericAllocationHandle first = 0;
+    CUcontext c;
+    pthread_t mapper;
+    unsigned strange = 0, leaked = 0, mapped = 0, seed = 3;
+    strange += a.cuCtxCreate_v2(&c, 0, 0) != CUDA_SUCCESS;
+    strange += CALL(cuMemAddressReserve)(&meeting.at, 2 * MIB, 0, 0, 0) != CUDA_SUCCESS;
+    strange += unmap && make(&first, 2 * MIB, &property, 0) != CUDA_SUCCESS;
+    uint64_t before = box_used(0);
+    meeting.map = CALL(cuMemMap);
+    meeting.again = unmap;
+    meeting.turn = 0;
+    strange += pthread_create(&mapper, NULL, map_there, NULL) != 0;
+    for (int i = 0; i < ROUNDS && strange == 0; i++) {
+        strange += make(&meeting.handle, 2 * MIB, &property, 0) != CUDA_SUCCESS;
+        strange += unmap && meeting.map(meeting.at, 2 * MIB, 0, first, 0) != CUDA_SUCCESS;
+        meeting.other_done = 0;
+        __atomic_store_n(&meeting.turn, 1, __ATOMIC_RELEASE);
+        for (int spin = rand_r(&seed) % 3000; spin > 0; spin--) { /* the other wins about as often */
+            __asm__ volatile("");
+        }
+        strange += (unmap ? take_away(meeting.at, 2 * MIB) : release(meeting.handle)) != CUDA_SUCCESS;
+        __atomic_store_n(&meeting.other_done, 1, __ATOMIC_RELEASE);
+        while (__atomic_load_n(&meeting.turn, __ATOMIC_ACQUIRE) != 2) {
+        }
+        strange += unmap && release(meeting.handle) != CUDA_SUCCESS;
+        leaked += truth(0, getpid()) != box_used(0);
+        if (meeting.result == CUDA_SUCCESS) {
+            mapped++;
+            strange += take_away(meeting.at, 2 * MIB) != CUDA_SUCCESS;
+        }
+        strange += truth(0, getpid()) != before;
+    }
+    __atomic_store_n(&meeting.turn, 3, __ATOMIC_RELEASE);
+    pthread_join(mapper, NULL);
+    check(leaked == 0, "mapped while another thread %s: the driver holds no page that isn't charged (%u times it does)", unmap ? "unmaps what stood there" : "releases the handle", leaked);
+    check(mapped > 0 && strange == 0 && box_used(0) == before && truth(0, getpid()) == before, "%u of %d were mapped, %u strange answers, all is back", mapped, ROUNDS, strange);
+#undef CALL
+}
+static void meet_a_release(void) { meet(false); }
+static void meet_an_unmap(void) { meet(true); }
+
 static struct api shared_api;
 static CUcontext shared_context;
 static void *stress(void *argument) {
@@ -356,6 +438,8 @@ int main(int argc, char **argv) {
     check(in_child(run, (void *)exact_limits) == 0, "exact limits: ran to its end");
     check(in_child(run, (void *)agrees_with_the_driver) == 0, "agrees with the driver: ran to its end");
     check(in_child(run, (void *)virtual_memory) == 0, "virtual memory: ran to its end");
+    check(in_child(run, (void *)meet_a_release) == 0, "mapped and released at once: ran to its end");
+    check(in_child(run, (void *)meet_an_unmap) == 0, "mapped and unmapped at once: ran to its end");
     check(in_child(run, (void *)threads) == 0, "threads: ran to its end");
     check(in_child(run, (void *)processes) == 0, "processes: ran to its end");
     check(in_child(run, (void *)shown_by_nvml) == 0, "shown by NVML: ran to its end");
