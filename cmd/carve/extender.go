@@ -123,12 +123,16 @@ They are read from the extender's Secret, which is made if there is none yet.`,
 }
 
 func newSchedulerConfigCommand(o *extenderOptions) *cobra.Command {
-	var base, url string
+	var base, url, name string
 	cmd := &cobra.Command{
 		Use:   "scheduler-config --url https://IP:PORT --tls-dir DIR [--base FILE]",
 		Short: "Print a KubeSchedulerConfiguration with the extender's entry",
 		Long: `Print a KubeSchedulerConfiguration with the extender's entry: alone, or merged
-into the one that the scheduler has now. What else is in that stays as it is.`,
+into the one that the scheduler has now. What else is in that stays as it is.
+
+Where the cluster's own scheduler can't be configured, run a kube-scheduler
+beside it with the output of --scheduler-name: it serves the pods that name it
+in spec.schedulerName, and no others.`,
 		Example: `  carve extender scheduler-config --base /etc/kubernetes/scheduler-config.yaml \
     --url https://10.96.0.20:443 --tls-dir /etc/kubernetes/carve > new.yaml`,
 		Args: cobra.NoArgs,
@@ -143,7 +147,7 @@ into the one that the scheduler has now. What else is in that stays as it is.`,
 					return fmt.Errorf("read the scheduler's configuration: %w", err)
 				}
 			}
-			merged, err := schedconfig.Merge(text, schedconfig.Options{URL: url, TLSDir: o.tlsDir})
+			merged, err := schedconfig.Merge(text, schedconfig.Options{URL: url, TLSDir: o.tlsDir, SchedulerName: name})
 			if err != nil {
 				return err
 			}
@@ -152,6 +156,7 @@ into the one that the scheduler has now. What else is in that stays as it is.`,
 		},
 	}
 	cmd.Flags().StringVar(&base, "base", "", "configuration to merge into")
+	cmd.Flags().StringVar(&name, "scheduler-name", "", "configure a second scheduler of this name instead of the cluster's own")
 	cmd.Flags().StringVar(&url, "url", "", "URL of the extender as kube-scheduler reaches it")
 	return cmd
 }

@@ -31,6 +31,10 @@ type Options struct {
 	TLSDir string
 	// Timeout of a call; 0 means five seconds.
 	Timeout time.Duration
+	// SchedulerName makes the configuration that of a second scheduler, which
+	// serves the pods that name it, for clusters whose own scheduler can't be
+	// configured. Empty: the cluster's own.
+	SchedulerName string
 }
 
 // Merge adds the entry to a configuration, or replaces the one that is there.
@@ -80,11 +84,47 @@ func Merge(base []byte, o Options) ([]byte, error) {
 		return nil, errors.New("read the scheduler's configuration: extenders is not a list")
 	}
 	config["extenders"] = append(others, entry)
+	if o.SchedulerName != "" {
+		if err := secondScheduler(config, o.SchedulerName); err != nil {
+			return nil, err
+		}
+	}
 	out, err := yaml.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("write the scheduler's configuration: %w", err)
 	}
 	return out, nil
+}
+
+// secondScheduler gives the configuration's one profile a name of its own, and
+// its leader election a lease beside that of the cluster's scheduler.
+func secondScheduler(config map[string]any, name string) error {
+	profile := map[string]any{}
+	switch list := config["profiles"].(type) {
+	case nil:
+	case []any:
+		if len(list) > 1 {
+			return fmt.Errorf("read the scheduler's configuration: it has %d profiles; a scheduler of carve's own has one", len(list))
+		}
+		if len(list) == 1 {
+			p, ok := list[0].(map[string]any)
+			if !ok {
+				return errors.New("read the scheduler's configuration: a profile is not an object")
+			}
+			profile = p
+		}
+	default:
+		return errors.New("read the scheduler's configuration: profiles is not a list")
+	}
+	profile["schedulerName"] = name
+	config["profiles"] = []any{profile}
+	election, ok := config["leaderElection"].(map[string]any)
+	if !ok {
+		election = map[string]any{}
+	}
+	election["resourceName"] = name
+	config["leaderElection"] = election
+	return nil
 }
 
 // ours recognises an entry that an earlier Merge wrote.

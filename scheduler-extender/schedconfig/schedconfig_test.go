@@ -90,3 +90,21 @@ func TestMergeRefuses(t *testing.T) {
 		})
 	}
 }
+
+func TestASchedulerOfItsOwn(t *testing.T) {
+	const head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
+	o := options
+	o.SchedulerName = "carve-scheduler"
+	for name, c := range map[string]struct{ base, want string }{
+		"from nothing":       {"", "profiles:\n- schedulerName: carve-scheduler\n"},
+		"from the cluster's": {head + "profiles: [{schedulerName: default-scheduler, percentageOfNodesToScore: 7}]", "profiles:\n- percentageOfNodesToScore: 7\n  schedulerName: carve-scheduler\n"},
+	} {
+		out, err := schedconfig.Merge([]byte(c.base), o)
+		if err != nil || !strings.Contains(string(out), c.want) || !strings.Contains(string(out), "leaderElection:\n  resourceName: carve-scheduler\n") {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+	if _, err := schedconfig.Merge([]byte(head+"profiles: [{}, {}]"), o); err == nil || !strings.Contains(err.Error(), "2 profiles") {
+		t.Errorf("two profiles: %v", err)
+	}
+}

@@ -72,6 +72,8 @@ type reaper struct {
 	*Agent
 	// hostPID is where the owner of a slot was last seen.
 	hostPID map[owner]int
+	// lastPID is hostPID, kept for owners that are gone.
+	lastPID map[owner]int
 	// gone counts the looks at which an owner was gone.
 	gone map[owner]int
 	// refusals are those that an owner counted last, on each card.
@@ -87,7 +89,7 @@ type tally struct {
 
 // reclaimLoop looks at the processes of all shares until ctx ends.
 func (a *Agent) reclaimLoop(ctx context.Context) {
-	r := &reaper{Agent: a, hostPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{}}
+	r := &reaper{Agent: a, hostPID: map[owner]int{}, lastPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{}}
 	for {
 		wait := reclaimEvery
 		if r.look() {
@@ -107,7 +109,7 @@ func (r *reaper) look() (waiting bool) {
 	// One sample of a card serves all slots of one look: a share can claim a
 	// thousand dead processes at every look, and a sample may take milliseconds.
 	// It is fresh enough, as only who was gone at the look before matters.
-	freed := map[string]bool{}
+	dead := map[string]corpses{}
 	for _, s := range r.shares() {
 		taken := 0
 		u, err := region.ReadUsage(s.usage, len(s.cards))
@@ -135,7 +137,7 @@ func (r *reaper) look() (waiting bool) {
 			waiting = true
 			// Twice, so that a slot that was being taken at the first look is
 			// seen as what it became.
-			if r.gone[o]++; r.gone[o] < 2 || !r.freed(s.cards, freed) {
+			if r.gone[o]++; r.gone[o] < 2 || !r.freed(o, s.cards, dead) {
 				continue
 			}
 			err := region.ReclaimSlot(s.usage, slot)
@@ -155,6 +157,11 @@ func (r *reaper) look() (waiting bool) {
 	for o := range r.hostPID {
 		if !seen[o] {
 			delete(r.hostPID, o)
+		}
+	}
+	for o := range r.lastPID {
+		if !seen[o] {
+			delete(r.lastPID, o)
 		}
 	}
 	for o := range r.gone {
@@ -224,7 +231,7 @@ func (r *reaper) isGone(o owner, s share, slot region.Slot, t *processTable) boo
 	}
 	for _, p := range t.all() {
 		if p.Owns(slot) && !zombie(p.HostPID) {
-			r.hostPID[o] = p.HostPID
+			r.hostPID[o], r.lastPID[o] = p.HostPID, p.HostPID
 			return slot.State == region.SlotDying
 		}
 	}
@@ -241,40 +248,51 @@ func (r *reaper) isGone(o owner, s share, slot region.Slot, t *processTable) boo
 	return false
 }
 
-// freed reports whether the driver holds nothing for dead processes on any of
-// the cards: it frees memory later than a process is gone. known has the cards
-// that were asked for before in this look.
-func (r *reaper) freed(cards []string, known map[string]bool) bool {
+// corpses are the dead processes for which the driver still holds something on
+// a card: it frees memory later than a process is gone.
+type corpses struct {
+	pids map[int]bool
+	// unknown says that the driver didn't answer.
+	unknown bool
+}
+
+// freed reports whether the driver holds nothing for the owner of a slot on any
+// of its cards any more. An owner that was never seen alive can't be told from
+// other dead processes, so it waits for all of them. known has the cards that
+// were asked for before in this look.
+func (r *reaper) freed(o owner, cards []string, known map[string]corpses) bool {
+	pid, seen := r.lastPID[o]
 	for _, uuid := range cards {
-		is, ok := known[uuid]
+		dead, ok := known[uuid]
 		if !ok {
-			is = r.cardFreed(uuid)
-			known[uuid] = is
+			dead = r.corpses(uuid)
+			known[uuid] = dead
 		}
-		if !is {
+		if dead.unknown || seen && dead.pids[pid] || !seen && len(dead.pids) > 0 {
 			return false
 		}
 	}
 	return true
 }
 
-func (r *reaper) cardFreed(uuid string) bool {
+func (r *reaper) corpses(uuid string) corpses {
 	r.mu.Lock()
 	door := r.hardware.door
 	r.mu.Unlock()
 	if door == nil {
-		return false
+		return corpses{unknown: true}
 	}
 	s, err := door.Sample(uuid)
 	if err != nil {
-		return false
+		return corpses{unknown: true}
 	}
+	dead := map[int]bool{}
 	for _, p := range s.Processes {
 		if _, err := os.Stat(filepath.Join(procRoot, strconv.Itoa(p.PID))); err != nil || zombie(p.PID) {
-			return false
+			dead[p.PID] = true
 		}
 	}
-	return true
+	return corpses{pids: dead}
 }
 
 // processTable reads the node's processes once, if anyone asks.

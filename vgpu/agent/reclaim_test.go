@@ -246,3 +246,27 @@ func TestAFloodOfDeadSlotsCostsOneSample(t *testing.T) {
 		t.Errorf("%d samples of the card for %d claims", took, claims)
 	}
 }
+
+// What the driver still holds for one dead process is no reason to keep another
+// one charged.
+func TestANeighboursCorpseDelaysNobody(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	usage := n.files.usage("uid-1", "app")
+	dies, p := tenant(t)
+	neighbour, _ := tenant(t)
+	takeSlot(t, usage, 0, p, 10<<20, 0)
+	time.Sleep(3 * reclaimEvery) // both are seen alive
+	neighbour.Process.Kill()
+	dies.Process.Kill()
+	n.cards.mu.Lock()
+	n.cards.processes = []gpu.Process{{PID: neighbour.Process.Pid}}
+	n.cards.mu.Unlock()
+	eventually(t, "its charge is taken off", func() bool {
+		u, err := region.ReadUsage(usage, 1)
+		return err == nil && u.Total(0).UsedBytes == 0
+	})
+}
