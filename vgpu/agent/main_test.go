@@ -293,7 +293,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			now[name] = q
 		}
 		s.setCapacity(now)
-		answer(s.kubeNode)
+		answer(kubeNode("", now))
 	case strings.HasSuffix(path, "/events"):
 		var e corev1.Event
 		json.NewDecoder(r.Body).Decode(&e)
