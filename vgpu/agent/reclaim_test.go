@@ -48,6 +48,17 @@ func takeSlot(t *testing.T, path string, slot int, p region.Process, usedBytes, 
 	put(line+56, usedBytes)
 }
 
+// startShare starts a node with one share in use, and returns its usage file.
+func startShare(t *testing.T) (*testNode, string) {
+	t.Helper()
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	return n, n.files.usage("uid-1", "app")
+}
+
 // tenant starts a process in a PID namespace of its own, as a container's.
 func tenant(t *testing.T) (*exec.Cmd, region.Process) {
 	t.Helper()
@@ -68,12 +79,7 @@ func tenant(t *testing.T) (*exec.Cmd, region.Process) {
 }
 
 func TestTheChargeOfADeadProcessGoesWhenTheDriverHasLetGo(t *testing.T) {
-	n := startNode(t)
-	n.link()
-	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
-	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
-	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
-	usage := n.files.usage("uid-1", "app")
+	n, usage := startShare(t)
 	charged := func() uint64 {
 		t.Helper()
 		u, err := region.ReadUsage(usage, 1)
@@ -120,12 +126,7 @@ func TestTheChargeOfADeadProcessGoesWhenTheDriverHasLetGo(t *testing.T) {
 }
 
 func TestAnOwnerThatCannotBeSeenIsNotTakenForDead(t *testing.T) {
-	n := startNode(t)
-	n.link()
-	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
-	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
-	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
-	usage := n.files.usage("uid-1", "app")
+	_, usage := startShare(t)
 	// A PID namespace of which no process is seen here, as for an agent that
 	// doesn't share the node's.
 	takeSlot(t, usage, 0, region.Process{PID: 7, StartTicks: 1, PIDNamespace: 12345}, 10<<20, 0)
@@ -224,12 +225,7 @@ func TestOnlyAProcessOfThatContainerIsKilled(t *testing.T) {
 // A tenant that claims a thousand dead processes costs the driver no more than
 // one that claims a single one, and is rid of them at once.
 func TestAFloodOfDeadSlotsCostsOneSample(t *testing.T) {
-	n := startNode(t)
-	n.link()
-	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
-	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
-	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
-	usage := n.files.usage("uid-1", "app")
+	n, usage := startShare(t)
 	_, lives := tenant(t) // its namespace is seen here, so others in it count as dead
 	samples := func() int { n.cards.mu.Lock(); defer n.cards.mu.Unlock(); return n.cards.samples }
 	before := samples()
@@ -250,12 +246,7 @@ func TestAFloodOfDeadSlotsCostsOneSample(t *testing.T) {
 // What the driver still holds for one dead process is no reason to keep another
 // one charged.
 func TestANeighboursCorpseDelaysNobody(t *testing.T) {
-	n := startNode(t)
-	n.link()
-	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
-	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
-	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
-	usage := n.files.usage("uid-1", "app")
+	n, usage := startShare(t)
 	dies, p := tenant(t)
 	neighbour, _ := tenant(t)
 	takeSlot(t, usage, 0, p, 10<<20, 0)
