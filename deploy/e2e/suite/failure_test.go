@@ -32,6 +32,15 @@ func agentDown(t *testing.T) (up func()) {
 		if len(pods) > 0 {
 			return "its pod is there"
 		}
+		// A kubelet that lost the plugin and hasn't told the cluster yet is sent
+		// pods that it then rejects for good.
+		node, err := cluster.Client.CoreV1().Nodes().Get(ctx, "node1", metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		if q := node.Status.Allocatable[api.ResourceGPU]; !q.IsZero() {
+			return "the node still offers slots: " + q.String()
+		}
 		return ""
 	})
 	back := false
