@@ -5,6 +5,7 @@ package suite
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,6 +31,10 @@ import (
 // cluster is the one lab that all tests of this package share: two A100 cards
 // of 80 GiB on one node. Each test removes its pods.
 var cluster *install.Cluster
+
+// labName is the lab's name. CARVE_E2E_NAME sets another one, so that two runs
+// can be on one machine.
+var labName = cmp.Or(os.Getenv("CARVE_E2E_NAME"), "suite")
 
 const (
 	ns         = "default"
@@ -59,10 +64,10 @@ func run(m *testing.M) int {
 		explain()
 	}
 	if os.Getenv("CARVE_E2E_KEEP") != "" {
-		fmt.Fprintln(os.Stderr, "kept: bin/lab --name suite exec -- sh; bin/lab --name suite down")
+		fmt.Fprintf(os.Stderr, "kept: bin/lab --name %[1]s exec -- sh; bin/lab --name %[1]s down\n", labName)
 		return code
 	}
-	dir, err := lab.DefaultDir("suite")
+	dir, err := lab.DefaultDir(labName)
 	if err == nil {
 		err = install.Down(ctx, dir, progress)
 	}
@@ -78,7 +83,7 @@ func bringUp(ctx context.Context, repo string, progress *lab.Progress) (*install
 	if err != nil {
 		return nil, err
 	}
-	dir, err := lab.DefaultDir("suite")
+	dir, err := lab.DefaultDir(labName)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +91,7 @@ func bringUp(ctx context.Context, repo string, progress *lab.Progress) (*install
 		return nil, err
 	}
 	return install.Up(ctx, install.Options{
-		Repo: repo, Programs: programs, Name: "suite", Dir: dir,
+		Repo: repo, Programs: programs, Name: labName, Dir: dir,
 		Cards: []string{"a100-80", "a100-80"},
 	}, progress)
 }
