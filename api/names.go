@@ -23,6 +23,13 @@ const (
 const (
 	// AnnotationGrant carries the Grant. Only the extender may write it.
 	AnnotationGrant = "carve.dev/grant"
+	// AnnotationResize carries a Resize, which asks for other amounts for a
+	// running pod. Users who may update pods/resize of the pod may write it;
+	// the extender takes it away in the write that answers it.
+	AnnotationResize = "carve.dev/resize"
+	// AnnotationResizeResult carries the ResizeResult that answers the last
+	// resize. Only the extender may write it.
+	AnnotationResizeResult = "carve.dev/resize-result"
 	// AnnotationWake is touched by the extender on a waiting pod when room
 	// for it appeared: kube-scheduler then looks at the pod again at once.
 	AnnotationWake = "carve.dev/wake"
@@ -69,6 +76,9 @@ const (
 const (
 	// LabelManaged marks the nodes whose cards carve manages ("true").
 	LabelManaged = "carve.dev/managed"
+	// TaintHookDown is the taint that the extender keeps, with the effect
+	// NoSchedule, on managed nodes that can't serve cards.
+	TaintHookDown = "carve.dev/hook-down"
 	// Namespace is where carve's own objects are installed by default.
 	Namespace = "carve-system"
 	// SlotsPerCard is how many containers may share one card by default.

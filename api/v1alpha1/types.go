@@ -199,6 +199,13 @@ type Slice struct {
 	Mode string `json:"mode"`
 	// Generation is the grant's that is in force.
 	Generation int32 `json:"generation"`
+	// RefusedGeneration is the generation of a newer grant of the pod that this
+	// node can't put in force; the amounts above stay in force then.
+	// +optional
+	RefusedGeneration int32 `json:"refusedGeneration,omitempty"`
+	// Refusal says why, in a sentence.
+	// +optional
+	Refusal string `json:"refusal,omitempty"`
 	// State is prepared (files are there, no container yet) or active.
 	// +kubebuilder:validation:Enum=prepared;active
 	State string `json:"state"`
