@@ -79,6 +79,10 @@ const (
 	// TaintHookDown is the taint that the extender keeps, with the effect
 	// NoSchedule, on managed nodes that can't serve cards.
 	TaintHookDown = "carve.dev/hook-down"
+	// LabelName and AgentName tell the agent's pods from others in carve's
+	// namespace.
+	LabelName = "app.kubernetes.io/name"
+	AgentName = "carve-node"
 	// Namespace is where carve's own objects are installed by default.
 	Namespace = "carve-system"
 	// SlotsPerCard is how many containers may share one card by default.

@@ -89,6 +89,8 @@ func (s *Server) bindPod(ctx context.Context, pod ledger.Ref, node string) (stri
 	switch {
 	case errors.Is(err, ledger.ErrNoRoom):
 		return "conflict", failed(err)
+	case errors.Is(err, ledger.ErrBlocked):
+		return "blocked", failed(err)
 	case err != nil:
 		return "refused", failed(err)
 	case bound:

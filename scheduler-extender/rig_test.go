@@ -35,6 +35,7 @@ import (
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	extender "github.com/carve-gpu/carve/scheduler-extender"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/pki"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
@@ -232,12 +233,49 @@ func gpuNode(name string, slices ...v1alpha1.Slice) *v1alpha1.GPUNode {
 		UUID: "GPU-" + name, Model: "NVIDIA A100-80", MemoryMiB: 81920, Health: v1alpha1.Health{State: v1alpha1.Healthy}, Slices: slices}}}}
 }
 
-// managed adds a node with one card.
+// agentPod is the agent's pod of a node, ready or not.
+func agentPod(node string, ready bool) *corev1.Pod {
+	status := corev1.ConditionFalse
+	if ready {
+		status = corev1.ConditionTrue
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: api.Namespace, Name: "carve-node-" + node, UID: types.UID("uid-agent-" + node),
+			Labels: map[string]string{api.LabelName: api.AgentName}},
+		Spec:   corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "node"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}},
+	}
+}
+
+// agent makes or changes the agent's pod of a node, past the client whose
+// writes tests look at.
+func (r *rig) agent(p *corev1.Pod) {
+	r.t.Helper()
+	gvr := corev1.SchemeGroupVersion.WithResource("pods")
+	err := r.kube.Tracker().Update(gvr, p, p.Namespace)
+	if apierrors.IsNotFound(err) {
+		err = r.kube.Tracker().Create(gvr, p, p.Namespace)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// blocked waits until the ledger has a node blocked for the given reason, ""
+// for none.
+func (r *rig) blocked(node string, want fit.Reason) {
+	r.t.Helper()
+	r.until(fmt.Sprintf("node %s blocked by %q", node, want), func() bool { return r.ledger.Node(node).Snapshot().View.Blocked == want })
+}
+
+// managed adds a node with one card and a live agent.
 func (r *rig) managed(name string) {
 	r.t.Helper()
 	r.reports.Add(gpuNode(name))
+	r.agent(agentPod(name, true))
 	r.node(name, true)
 	r.until("the report of "+name, func() bool { return len(r.ledger.Node(name).Snapshot().View.Cards) == 1 })
+	r.blocked(name, "")
 }
 
 // newPod is a pod that asks for MiB of one card.

@@ -183,6 +183,7 @@ func bare() (*Server, nobody) {
 	for _, n := range []string{"n1", "n2"} {
 		since := metav1.NewTime(now)
 		l.SetNode(n, ledger.NodeInfo{Managed: true})
+		l.SetAgent(n, ledger.Agent{Ready: true})
 		l.SetReport(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: n}, Status: v1alpha1.GPUNodeStatus{HookConnectedSince: &since,
 			Cards: []v1alpha1.Card{{UUID: "GPU-" + n, MemoryMiB: 81920, Health: v1alpha1.Health{State: v1alpha1.Healthy}}}}}, now)
 	}

@@ -208,7 +208,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	books := ledger.New(ledger.Config{OfferTTL: o.offerTTL})
 	placer := place.New(books, place.Config{Policy: policy, Cooperative: o.placement == "cooperative"})
 	source, err := cluster.NewSource(cluster.Config{
-		Kube: kube, Reports: reports.Informer(0, nil), Ledger: books, Forget: placer.Forget, Log: log, Now: time.Now,
+		Kube: kube, Namespace: o.namespace, Reports: reports.Informer(0, nil), Ledger: books, Forget: placer.Forget, Log: log, Now: time.Now,
 	})
 	if err != nil {
 		return err

@@ -126,6 +126,7 @@ func newSite(nodes int) *site {
 		}
 		s.reports[name] = g
 		s.SetNode(name, ledger.NodeInfo{Managed: true})
+		s.SetAgent(name, ledger.Agent{Ready: true})
 		s.SetReport(g, since.Time)
 		for p := range podsPerNode {
 			uid := fmt.Sprintf("%08x-aaaa-4000-8000-%012x", i, p)

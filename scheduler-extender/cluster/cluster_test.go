@@ -37,6 +37,20 @@ func gpuPod(name string) *corev1.Pod {
 	}
 }
 
+// agentPod is the agent's pod of a node.
+func agentPod(node string, ready bool) *corev1.Pod {
+	status := corev1.ConditionFalse
+	if ready {
+		status = corev1.ConditionTrue
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: api.Namespace, Name: "carve-node-" + node, UID: types.UID("uid-agent-" + node),
+			Labels: map[string]string{api.LabelName: api.AgentName}},
+		Spec:   corev1.PodSpec{NodeName: node},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}},
+	}
+}
+
 func TestInformersKeepNoMoreThanIsRead(t *testing.T) {
 	got, err := trimPod(gpuPod("a"))
 	if err != nil {
@@ -62,7 +76,7 @@ func TestInformersKeepNoMoreThanIsRead(t *testing.T) {
 		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{api.ResourceGPU: resource.MustParse("8")}}}) {
 		t.Fatalf("node %+v", n)
 	}
-	for _, f := range []cache.TransformFunc{trimPod, trimNode, trimReport} {
+	for _, f := range []cache.TransformFunc{trimPod, trimNode, trimAgent, trimReport} {
 		tomb := cache.DeletedFinalStateUnknown{Key: "x"}
 		if o, err := f(tomb); err != nil || o != tomb {
 			t.Fatal("a tombstone was changed")
@@ -126,7 +140,7 @@ func TestABoundPodThatNoEventShowedIsFoundOut(t *testing.T) {
 	since := metav1.NewTime(now)
 	reports.Add(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: v1alpha1.GPUNodeStatus{HookConnectedSince: &since,
 		Cards: []v1alpha1.Card{{UUID: "GPU-a", MemoryMiB: 81920, Health: v1alpha1.Health{State: v1alpha1.Healthy}}}}})
-	kube := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{api.LabelManaged: "true"}}})
+	kube := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{api.LabelManaged: "true"}}}, agentPod("n1", true))
 	s, err := NewSource(Config{Kube: kube, Reports: cache.NewSharedIndexInformer(reports, &v1alpha1.GPUNode{}, 0, cache.Indexers{}),
 		Ledger: l, Forget: func(string) {}, Log: slog.New(slog.DiscardHandler), Now: clock})
 	if err != nil {

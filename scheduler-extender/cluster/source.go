@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,8 @@ const sweepEvery = time.Second
 // Config is what a Source is made of.
 type Config struct {
 	Kube kubernetes.Interface
+	// Namespace is where the agent's pods run; api.Namespace if empty.
+	Namespace string
 	// Reports informs of GPUNodes. It isn't started.
 	Reports cache.SharedIndexInformer
 	Ledger  *ledger.Ledger
@@ -37,17 +40,18 @@ type Config struct {
 // Source feeds a ledger from the API server.
 type Source struct {
 	Config
-	pods, nodes cache.SharedIndexInformer
-	ready       atomic.Bool
+	pods, nodes, agents cache.SharedIndexInformer
+	ready               atomic.Bool
 }
 
 // NewSource makes a source; Run starts it.
 func NewSource(c Config) (*Source, error) {
 	s := &Source{Config: c,
-		pods:  coreinformers.NewPodInformer(c.Kube, metav1.NamespaceAll, 0, cache.Indexers{}),
-		nodes: coreinformers.NewNodeInformer(c.Kube, 0, cache.Indexers{}),
+		pods:   coreinformers.NewPodInformer(c.Kube, metav1.NamespaceAll, 0, cache.Indexers{}),
+		nodes:  coreinformers.NewNodeInformer(c.Kube, 0, cache.Indexers{}),
+		agents: newAgentInformer(c.Kube, cmp.Or(c.Namespace, api.Namespace)),
 	}
-	for _, set := range []error{s.pods.SetTransform(trimPod), s.nodes.SetTransform(trimNode), c.Reports.SetTransform(trimReport)} {
+	for _, set := range []error{s.pods.SetTransform(trimPod), s.nodes.SetTransform(trimNode), s.agents.SetTransform(trimAgent), c.Reports.SetTransform(trimReport)} {
 		if set != nil {
 			return nil, fmt.Errorf("set up informers: %w", set)
 		}
@@ -62,7 +66,7 @@ func (s *Source) Ready() bool { return s.ready.Load() }
 // Run feeds the ledger until the context ends, and returns when all that it
 // started has ended.
 func (s *Source) Run(ctx context.Context) error {
-	synced := make([]cache.InformerSynced, 0, 3)
+	synced := make([]cache.InformerSynced, 0, 4)
 	for _, h := range []struct {
 		informer cache.SharedIndexInformer
 		set      func(any)
@@ -70,6 +74,7 @@ func (s *Source) Run(ctx context.Context) error {
 	}{
 		{s.pods, s.setPod, s.dropPod},
 		{s.nodes, s.setNode, s.dropNode},
+		{s.agents, s.setAgent, s.setAgent},
 		{s.Reports, s.setReport, s.dropReport},
 	} {
 		reg, err := h.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -87,15 +92,16 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		synced = append(synced, reg.HasSynced)
 	}
-	done := make(chan struct{}, 3)
-	for _, i := range []cache.SharedIndexInformer{s.pods, s.nodes, s.Reports} {
+	informers := []cache.SharedIndexInformer{s.pods, s.nodes, s.agents, s.Reports}
+	done := make(chan struct{}, len(informers))
+	for _, i := range informers {
 		go func() {
 			i.RunWithContext(ctx)
 			done <- struct{}{}
 		}()
 	}
 	defer func() {
-		for range 3 {
+		for range informers {
 			<-done
 		}
 	}()
@@ -218,6 +224,9 @@ func (s *Source) setNode(o any) {
 	info := ledger.NodeInfo{Managed: n.Labels[api.LabelManaged] == "true"}
 	for name, q := range n.Status.Allocatable {
 		info.Cards = info.Cards || strings.HasPrefix(string(name), "nvidia.com/") && !q.IsZero()
+	}
+	for _, t := range n.Spec.Taints {
+		info.OutOfService = info.OutOfService || t.Key == corev1.TaintNodeOutOfService
 	}
 	s.Ledger.SetNode(n.Name, info)
 }

@@ -72,7 +72,8 @@ func trimStatuses(ss []corev1.ContainerStatus) []corev1.ContainerStatus {
 	return out
 }
 
-// trimNode keeps the name, our label and the cards that are advertised.
+// trimNode keeps the name, our label, the taints that mean something to us, and
+// the cards that are advertised.
 func trimNode(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
 	if !ok {
@@ -81,6 +82,11 @@ func trimNode(o any) (any, error) {
 	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
 	if v, ok := n.Labels[api.LabelManaged]; ok {
 		out.Labels = map[string]string{api.LabelManaged: v}
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Key == api.TaintHookDown || t.Key == corev1.TaintNodeOutOfService {
+			out.Spec.Taints = append(out.Spec.Taints, corev1.Taint{Key: t.Key, Effect: t.Effect})
+		}
 	}
 	for name, q := range n.Status.Allocatable {
 		if strings.HasPrefix(string(name), "nvidia.com/") {

@@ -54,8 +54,10 @@ func (c *Card) Free() Amount {
 type Node struct {
 	Name  string
 	Cards []Card
-	// Blocked says why the node takes nothing new; empty if it does.
+	// Blocked says why the node takes nothing new; empty if it does. Why is
+	// the sentence for people where the reason's own would say too little.
 	Blocked Reason
+	Why     string
 }
 
 // Use is what one container holds of one card.

@@ -21,7 +21,7 @@ type Placement [][]int
 // same time, and a container's cards are different ones.
 func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
 	if n.Blocked != "" {
-		return nil, &Refusal{Reason: n.Blocked, Card: -1, distance: distanceNode}
+		return nil, &Refusal{Reason: n.Blocked, Card: -1, Detail: n.Why, distance: distanceNode}
 	}
 	if len(a.Containers) == 1 {
 		if cards := fitOne(n, a, prefer); cards != nil {

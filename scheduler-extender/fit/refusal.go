@@ -24,6 +24,7 @@ const (
 	ReasonCordoned    Reason = "cordoned"      // the operator took the card out
 	ReasonMIGMode     Reason = "mig-mode"      // the card is cut into instances
 	ReasonHookDown    Reason = "hook-down"     // the node's hook has no link to the runtime
+	ReasonAgentDown   Reason = "agent-down"    // no agent of carve serves the node
 	ReasonNoReport    Reason = "no-report"     // a managed node whose agent never reported
 	ReasonNoCards     Reason = "no-cards"      // the node isn't managed and offers no card
 	ReasonUnmanaged   Reason = "unmanaged"     // a share is asked, and carve doesn't manage the node
@@ -43,7 +44,8 @@ type Refusal struct {
 	Asked, Free, Total int64
 	// Fitting of Wanted cards would have fitted.
 	Fitting, Wanted int
-	// Detail replaces the sentence for reasons that concern the request.
+	// Detail replaces the sentence for reasons that concern the request or
+	// the whole node.
 	Detail string
 	// Never is true where nothing that leaves the node could help.
 	Never bool
@@ -207,6 +209,8 @@ func (r *Refusal) sentence(a *Ask) string {
 		return "the card is in MIG mode"
 	case ReasonHookDown:
 		return "the node's hook has no link to the container runtime"
+	case ReasonAgentDown:
+		return "carve's agent on the node is down"
 	case ReasonNoReport:
 		return "the node's agent has not reported its cards"
 	case ReasonNoCards:

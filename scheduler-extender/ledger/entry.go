@@ -58,6 +58,7 @@ type entry struct {
 	allowed []*Node // other nodes that the scheduler may choose
 	binding bool    // a write is in flight; the offer doesn't end meanwhile
 	gone    bool    // the pod vanished while a write was in flight
+	open    bool    // a write of it may have had an effect
 
 	// until is the end of an offer, of waiting for the API to show a bound
 	// pod, or of the grace for a pod that left before any report showed it.
@@ -130,6 +131,9 @@ func (e *entry) has(container string) bool {
 func (e *entry) over(now time.Time) bool {
 	if e.state != Releasing {
 		return false
+	}
+	if e.node.info.OutOfService {
+		return true
 	}
 	if r := e.node.report; r != nil && e.node.known && len(r.slices[e.ref.UID]) > 0 {
 		return false

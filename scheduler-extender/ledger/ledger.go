@@ -116,7 +116,10 @@ func (l *Ledger) node(name string) *Node {
 func (l *Ledger) publish(n *Node) {
 	view, debt := n.view()
 	l.version++
-	now := &Snapshot{Version: l.version, Known: n.known, NodeInfo: n.info, View: view, DebtMiB: debt}
+	if old := n.snap.Load(); old != nil && old.View.Blocked != "" && view.Blocked == "" {
+		n.served = l.version
+	}
+	now := &Snapshot{Version: l.version, Known: n.known, NodeInfo: n.info, View: view, DebtMiB: debt, Served: n.served}
 	old := n.snap.Swap(now)
 	if grew(old, now) {
 		l.freed[n] = struct{}{}
@@ -126,7 +129,7 @@ func (l *Ledger) publish(n *Node) {
 		default:
 		}
 	}
-	if old != nil && !n.known && n.report == nil && len(n.entries) == 0 {
+	if old != nil && !n.known && n.report == nil && n.agent == (Agent{}) && len(n.entries) == 0 {
 		l.names.Lock()
 		delete(l.names.nodes, n.Name)
 		l.names.Unlock()
@@ -163,6 +166,7 @@ func (l *Ledger) SetNode(name string, info NodeInfo) {
 		return
 	}
 	n.known, n.info = true, info
+	l.abandon(n)
 	l.publish(n)
 }
 
@@ -306,7 +310,7 @@ func (l *Ledger) DropPod(uid string, now time.Time) {
 		e.gone = true // the reply to the write decides
 		return
 	}
-	if e != nil && e.state == Bound && e.started && !e.reported {
+	if e != nil && e.state == Bound && e.started && !e.reported && !e.node.info.OutOfService {
 		// It ran, so the node has its share, and the report that says so is
 		// still under way.
 		e.state = Releasing
@@ -347,6 +351,11 @@ func (l *Ledger) Sweep(now time.Time) (ended int, unconfirmed []Ref) {
 		if e.state == Bound {
 			unconfirmed = append(unconfirmed, e.ref)
 			e.until = now.Add(l.config.ConfirmTTL)
+			continue
+		}
+		if e.state == Releasing && e.node.silent() {
+			// Nobody is there to report what it still holds.
+			e.until = now.Add(l.config.LeaveGrace)
 			continue
 		}
 		ended++
@@ -461,7 +470,7 @@ func (l *Ledger) Totals() Totals {
 	return t
 }
 
-// Errors of Offer and BeginBind. All of them leave every entry as it is.
+// Errors of Offer and BeginBind. All of them but one leave every entry as it is.
 var (
 	// ErrNoRoom says that the room that was seen is taken.
 	ErrNoRoom = errors.New("the room was taken by another pod")
@@ -473,6 +482,9 @@ var (
 	ErrOtherNode = errors.New("the pod's offer is for another node")
 	// ErrInFlight says that a bind of this pod is under way.
 	ErrInFlight = errors.New("a bind of this pod is in flight")
+	// ErrBlocked says that the node takes nothing new, since the offer was
+	// made. Alone of these it ends the offer.
+	ErrBlocked = errors.New("the node takes no pods now")
 )
 
 // Offer is a decision to be entered.
@@ -575,11 +587,14 @@ func (l *Ledger) BeginBind(r Ref, node string, now time.Time) (g api.Grant, boun
 	case !now.Before(e.until):
 		return g, false, ErrNoOffer
 	}
+	at := slices.IndexFunc(e.allowed, func(n *Node) bool { return n.Name == node })
+	if e.node.Name != node && at < 0 {
+		return g, false, ErrOtherNode
+	}
+	if err := l.refuseBlocked(e, node); err != nil {
+		return g, false, err
+	}
 	if e.node.Name != node {
-		at := slices.IndexFunc(e.allowed, func(n *Node) bool { return n.Name == node })
-		if at < 0 {
-			return g, false, ErrOtherNode
-		}
 		moved := *e
 		l.remove(e)
 		l.publish(e.node)
@@ -627,6 +642,7 @@ func (l *Ledger) EndBind(uid string, o Outcome, now time.Time) {
 		l.remove(e)
 		l.publish(e.node)
 	default:
+		e.open = true
 		l.ends(e, now.Add(l.config.OfferTTL))
 	}
 }

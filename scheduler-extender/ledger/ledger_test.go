@@ -42,6 +42,7 @@ func books(t testing.TB, memMiB int64) *ledger.Ledger {
 	t.Helper()
 	l := ledger.New(ledger.Config{})
 	l.SetNode("n1", ledger.NodeInfo{Managed: true})
+	l.SetAgent("n1", ledger.Agent{Ready: true})
 	l.SetReport(report("n1", memMiB, 1), epoch)
 	return l
 }
@@ -302,10 +303,12 @@ func TestADeletedNodeOwesNothing(t *testing.T) {
 		t.Fatal("a leaving pod stayed on a node that is gone")
 	}
 	l.DropReport("n1", epoch)
+	l.SetAgent("n1", ledger.Agent{})
 	if l.Node("n1") != nil {
 		t.Fatal("the node stayed")
 	}
 	l.SetNode("n1", ledger.NodeInfo{Managed: true})
+	l.SetAgent("n1", ledger.Agent{Ready: true})
 	l.SetReport(report("n1", 80000, 1), epoch)
 	wantUsed(t, l, 0)
 }
@@ -434,6 +437,7 @@ func TestBogusBinds(t *testing.T) {
 func TestTheSchedulerMayChooseAnAllowedNode(t *testing.T) {
 	l := books(t, 80000)
 	l.SetNode("n2", ledger.NodeInfo{Managed: true})
+	l.SetAgent("n2", ledger.Agent{Ready: true})
 	l.SetReport(report("n2", 80000, 1), epoch)
 	o := func(name string) ledger.Offer {
 		return ledger.Offer{Ref: ref(name), Node: l.Node("n1"), Ask: share(t, 50000), Prefer: score.Binpack.Card, Allowed: []*ledger.Node{l.Node("n2")}}
@@ -555,6 +559,7 @@ func TestOneOfManyGetsTheLastRoom(t *testing.T) {
 func TestAnAbsurdReportOffersNothing(t *testing.T) {
 	l := ledger.New(ledger.Config{})
 	l.SetNode("n1", ledger.NodeInfo{Managed: true})
+	l.SetAgent("n1", ledger.Agent{Ready: true})
 	l.SetReport(report("n1", 81050, 1, slice("uid-a", "app", math.MaxInt64), slice("uid-b", "app", math.MaxInt64)), epoch)
 	if free := l.Node("n1").Snapshot().View.Cards[0].Free().MemMiB; free > 0 {
 		t.Errorf("%d MiB are free on a full card", free)

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,6 +25,8 @@ type world struct {
 	now time.Time
 
 	nodes   map[string]bool // Node objects that exist, all managed
+	agents  map[string]bool // nodes whose agent is ready
+	lost    map[string]bool // nodes declared out of service
 	reports map[string]*v1alpha1.GPUNode
 	pods    map[string]*modelPod
 	serial  int
@@ -38,6 +41,7 @@ type modelPod struct {
 
 	mind   string // offered, binding, bound, leaving (a grace), or empty
 	until  time.Time
+	open   bool // a write may have had an effect
 	bound  bool // in the API
 	told   bool // and the ledger was told
 	ended  bool
@@ -93,7 +97,7 @@ func (w *world) used(node, card string) int64 {
 	if r := w.reports[node]; r != nil {
 		for _, c := range r.Status.Cards {
 			for _, s := range c.Slices {
-				if c.UUID == card && !counted[s.PodUID] {
+				if c.UUID == card && !counted[s.PodUID] && !w.lost[node] {
 					sum += s.MemMiB
 				}
 			}
@@ -146,7 +150,8 @@ func (w *world) checkRebuild(t *rapid.T) {
 	for name, r := range w.reports {
 		fresh.SetReport(r, w.now)
 		if w.nodes[name] {
-			fresh.SetNode(name, ledger.NodeInfo{Managed: true})
+			fresh.SetNode(name, ledger.NodeInfo{Managed: true, OutOfService: w.lost[name]})
+			fresh.SetAgent(name, ledger.Agent{Ready: w.agents[name]})
 		}
 	}
 	for name := range w.reports {
@@ -191,7 +196,7 @@ func (w *world) offer(t *rapid.T) {
 	room := false
 	for _, c := range w.reports[name].Status.Cards {
 		before[c.UUID] = c.MemoryMiB - w.used(name, c.UUID)
-		room = room || before[c.UUID] >= p.mib
+		room = room || before[c.UUID] >= p.mib && w.agents[name]
 	}
 	o := ledger.Offer{Ref: p.ref, Node: n, Ask: a, Prefer: score.Binpack.Card}
 	if err := w.l.Offer(o, w.now); (err == nil) != room {
@@ -215,8 +220,17 @@ func (w *world) offer(t *rapid.T) {
 func (w *world) begin(t *rapid.T) {
 	p := w.pick(t, func(p *modelPod) bool { return p.mind == "offered" })
 	g, bound, err := w.l.BeginBind(p.ref, p.node, w.now)
-	if w.now.Before(p.until) != (err == nil) || bound {
+	serves := w.nodes[p.node] && w.agents[p.node] && w.reports[p.node] != nil
+	if (w.now.Before(p.until) && serves) != (err == nil) || bound {
 		t.Fatalf("begin: bound %t, %v", bound, err)
+	}
+	if w.now.Before(p.until) && !serves {
+		if !errors.Is(err, ledger.ErrBlocked) {
+			t.Fatalf("begin on a node that doesn't serve: %v", err)
+		}
+		if !p.open {
+			p.mind = "" // given back
+		}
 	}
 	if err == nil {
 		p.mind, p.grant = "binding", g
@@ -237,7 +251,7 @@ func (w *world) end(t *rapid.T) {
 	case o == ledger.Written && !p.gone:
 		p.mind, p.bound, p.until = "bound", true, w.now.Add(30*time.Second)
 	case o == ledger.Unknown && !p.gone:
-		p.mind, p.until = "offered", w.now.Add(15*time.Second)
+		p.mind, p.until, p.open = "offered", w.now.Add(15*time.Second), true
 	default:
 		p.mind = ""
 	}
@@ -265,6 +279,8 @@ func (w *world) delete(t *rapid.T) {
 	w.l.DropPod(p.ref.UID, w.now)
 	switch {
 	case p.mind == "binding":
+	case w.lost[p.node]:
+		p.mind = ""
 	case p.mind == "bound" && p.ran && !p.shown:
 		p.mind, p.until = "leaving", w.now.Add(10*time.Second)
 	default:
@@ -312,6 +328,8 @@ func (w *world) pass(t *rapid.T) {
 			continue
 		}
 		switch {
+		case p.mind == "leaving" && w.nodes[p.node] && !w.agents[p.node] && !w.lost[p.node]:
+			p.until = w.now.Add(10 * time.Second) // nobody could have told
 		case p.mind == "offered" || p.mind == "leaving":
 			p.mind = ""
 		case p.mind == "bound" && !p.told:
@@ -331,7 +349,7 @@ func (w *world) pass(t *rapid.T) {
 
 func (w *world) toggleNode(t *rapid.T) {
 	name := w.node(t)
-	w.nodes[name] = !w.nodes[name]
+	w.nodes[name], w.lost[name] = !w.nodes[name], false
 	if w.nodes[name] {
 		w.l.SetNode(name, ledger.NodeInfo{Managed: true})
 		return
@@ -342,18 +360,44 @@ func (w *world) toggleNode(t *rapid.T) {
 	w.l.DropReport(name, w.now)
 }
 
+// toggleAgent takes the agent of a node away or brings it back. Nothing that the
+// node holds changes by that.
+func (w *world) toggleAgent(t *rapid.T) {
+	name := w.node(t)
+	w.agents[name] = !w.agents[name]
+	w.l.SetAgent(name, ledger.Agent{Ready: w.agents[name]})
+}
+
+// toggleLost declares a node out of service, or takes that back. What was
+// leaving it has left then, and so has all of which only its report tells.
+func (w *world) toggleLost(t *rapid.T) {
+	name := w.node(t)
+	if !w.nodes[name] {
+		t.Skip("no such node")
+	}
+	w.lost[name] = !w.lost[name]
+	w.l.SetNode(name, ledger.NodeInfo{Managed: true, OutOfService: w.lost[name]})
+	for _, p := range w.pods {
+		if w.lost[name] && p.node == name && p.mind == "leaving" {
+			p.mind = ""
+		}
+	}
+}
+
 func TestLedgerAgreesWithAPlainModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{l: ledger.New(ledger.Config{}), now: epoch, nodes: map[string]bool{}, reports: map[string]*v1alpha1.GPUNode{}, pods: map[string]*modelPod{}}
+		w := &world{l: ledger.New(ledger.Config{}), now: epoch, nodes: map[string]bool{}, agents: map[string]bool{}, lost: map[string]bool{}, reports: map[string]*v1alpha1.GPUNode{}, pods: map[string]*modelPod{}}
 		for _, n := range []string{"n1", "n2"} {
-			w.nodes[n] = true
+			w.nodes[n], w.agents[n] = true, true
 			w.l.SetNode(n, ledger.NodeInfo{Managed: true})
+			w.l.SetAgent(n, ledger.Agent{Ready: true})
 			w.reports[n] = report(n, 100, 2)
 			w.l.SetReport(w.reports[n], w.now)
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"offer": w.offer, "begin": w.begin, "end": w.end, "tell": w.tell, "endPod": w.endPod,
 			"delete": w.delete, "work": w.work, "report": w.report, "pass": w.pass, "toggleNode": w.toggleNode,
+			"toggleAgent": w.toggleAgent, "toggleLost": w.toggleLost,
 			"": w.check,
 		})
 		// gang-17: when all is over nothing is left.
@@ -366,6 +410,7 @@ func TestLedgerAgreesWithAPlainModel(t *testing.T) {
 		w.l.Sweep(w.now.Add(time.Hour))
 		for _, n := range []string{"n1", "n2"} {
 			w.l.SetNode(n, ledger.NodeInfo{Managed: true})
+			w.l.SetAgent(n, ledger.Agent{Ready: true})
 			w.l.SetReport(report(n, 100, 2), w.now)
 			for _, c := range w.l.Node(n).Snapshot().View.Cards {
 				if c.Used != (fit.Amount{}) || c.Touched {

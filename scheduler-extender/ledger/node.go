@@ -15,6 +15,10 @@ type NodeInfo struct {
 	// Cards is true where the node itself advertises nvidia.com/gpu. It
 	// matters for nodes that aren't managed.
 	Cards bool
+	// OutOfService is true where the node was declared so
+	// (node.kubernetes.io/out-of-service): nothing runs on it any more, and
+	// what was leaving it has left.
+	OutOfService bool
 }
 
 // Snapshot is one node at one moment. It is never changed.
@@ -28,6 +32,9 @@ type Snapshot struct {
 	View fit.Node
 	// DebtMiB is what the node owes: granted but not there any more.
 	DebtMiB int64
+	// Served is the version in which the node last began to take pods again
+	// after it had been blocked.
+	Served uint64
 }
 
 // Node is a handle that stays valid for the life of the ledger.
@@ -40,6 +47,8 @@ type Node struct {
 	// Below is guarded by the ledger's lock.
 	info    NodeInfo
 	known   bool
+	agent   Agent
+	served  uint64
 	report  *report
 	entries map[string]*entry // by pod UID
 }
@@ -125,14 +134,7 @@ func newReport(n *v1alpha1.GPUNode) *report {
 // of them, so nothing can leak from one change into the next.
 func (n *Node) view() (fit.Node, int64) {
 	v := fit.Node{Name: n.Name}
-	switch {
-	case !n.known:
-		v.Blocked = fit.ReasonUnknownNode
-	case n.report == nil:
-		v.Blocked = fit.ReasonNoReport
-	case !n.report.hook:
-		v.Blocked = fit.ReasonHookDown
-	}
+	v.Blocked, v.Why = n.blocked()
 	if n.report == nil || !n.known {
 		return v, 0
 	}
@@ -144,7 +146,7 @@ func (n *Node) view() (fit.Node, int64) {
 		e.use(n.report, func(card int, a fit.Amount, whole bool) { take(&v.Cards[card], a, whole) })
 	}
 	for uid, slices := range n.report.slices {
-		if n.entries[uid] != nil {
+		if n.entries[uid] != nil || n.info.OutOfService {
 			continue
 		}
 		for _, s := range slices {

@@ -50,6 +50,7 @@ func cluster(c place.Config, nodes, cards int) *rig {
 	for i := range nodes {
 		name := fmt.Sprint("n", i+1)
 		l.SetNode(name, ledger.NodeInfo{Managed: true})
+		l.SetAgent(name, ledger.Agent{Ready: true})
 		l.SetReport(report(name, 81920, cards), epoch)
 		r.names = append(r.names, name)
 	}
@@ -299,6 +300,7 @@ func TestNodesThatCarveDoesNotManage(t *testing.T) {
 	}
 	// A managed node without a report is closed.
 	r.l.SetNode("new", ledger.NodeInfo{Managed: true, Cards: true})
+	r.l.SetAgent("new", ledger.Agent{Ready: true})
 	if f := r.filter(pod("d", share(1)), "new"); f.Nodes != nil || f.Failed["new"] != "new: the node's agent has not reported its cards" {
 		t.Fatalf("%+v", f)
 	}
@@ -420,6 +422,7 @@ func TestNoRoomIsMissed(t *testing.T) {
 	for i := range 2000 {
 		name := fmt.Sprint("empty", i)
 		r.l.SetNode(name, ledger.NodeInfo{Managed: true})
+		r.l.SetAgent(name, ledger.Agent{Ready: true})
 		r.names = append(r.names, name)
 	}
 	for i := range 300 {
@@ -513,6 +516,7 @@ func TestContrivedPodsAreGivenUp(t *testing.T) {
 			g.Status.Cards[j].MemoryMiB = int64(50000 + j)
 		}
 		r.l.SetNode(name, ledger.NodeInfo{Managed: true})
+		r.l.SetAgent(name, ledger.Agent{Ready: true})
 		r.l.SetReport(g, epoch)
 		r.names = append(r.names, name)
 	}

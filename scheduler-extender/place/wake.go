@@ -33,6 +33,8 @@ type waiter struct {
 
 	wakes     int
 	notBefore time.Time
+	// served is up to which revival of a node the wakes were counted.
+	served uint64
 }
 
 // wait notes a refused pod.
@@ -47,7 +49,7 @@ func (p *Placer) wait(c call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if old := p.waiting[w.ref.UID]; old != nil {
-		w.wakes, w.notBefore = old.wakes, old.notBefore
+		w.wakes, w.notBefore, w.served = old.wakes, old.notBefore, old.served
 	}
 	p.waiting[w.ref.UID] = w
 }
@@ -90,9 +92,10 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 		return cmp.Or(cmp.Compare(b.priority, a.priority), a.created.Compare(b.created), cmp.Compare(a.ref.UID, b.ref.UID))
 	})
 	views := make([]*fit.Node, 0, len(freed))
+	served := make([]uint64, 0, len(freed))
 	for _, n := range freed {
 		if s := n.Snapshot(); s.Managed {
-			views = append(views, &s.View)
+			views, served = append(views, &s.View), append(served, s.Served)
 		}
 	}
 	// Views only shrink in this round, so a shape that failed on all of them
@@ -117,6 +120,11 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 				at, place = i, pl
 				break
 			}
+		}
+		if at >= 0 && served[at] > w.served {
+			// A node that takes pods again is news, however often the pod was
+			// woken for others.
+			w.served, w.wakes, w.notBefore = served[at], 0, time.Time{}
 		}
 		switch {
 		case at < 0:
