@@ -20,7 +20,7 @@ help: ## list the targets
 all: build ## build everything
 
 .PHONY: build
-build: native $(BIN)/carve $(BIN)/carve-hook $(BIN)/kubectl-carve ## build the binaries, the front libraries and the software GPU
+build: native $(BIN)/carve $(BIN)/carve-hook $(BIN)/kubectl-carve $(BIN)/kubectl_complete-carve ## build the binaries, the front libraries and the software GPU
 
 .PHONY: native
 native:
@@ -39,7 +39,8 @@ $(BIN)/carve-hook: FORCE
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 $(GOBUILD) -o $@ ./cmd/carve-hook
 
-$(BIN)/kubectl-carve: $(BIN)/carve
+# kubectl finds its plugin by the first name, and its completion by the second.
+$(BIN)/kubectl-carve $(BIN)/kubectl_complete-carve: $(BIN)/carve
 	@ln -sf carve $@
 
 $(BIN)/lab $(BIN)/demo $(BIN)/benchnode: FORCE

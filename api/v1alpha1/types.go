@@ -58,8 +58,15 @@ type GPUNodeSpec struct {
 	// CordonedCards are UUIDs of cards that take no new slices; what runs on
 	// them stays.
 	// +optional
+	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Pattern=`^GPU-[0-9A-Za-z-]+$`
+	// +kubebuilder:validation:items:MaxLength=80
 	CordonedCards []string `json:"cordonedCards,omitempty"`
+	// CordonReasons says why cards are out, by UUID, for people.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	CordonReasons map[string]CordonReason `json:"cordonReasons,omitempty"`
 	// SlotsPerCard is how many containers may share one card. Unset means the
 	// agent's setting, 32 by default.
 	// +optional
@@ -67,6 +74,11 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:Maximum=256
 	SlotsPerCard *int32 `json:"slotsPerCard,omitempty"`
 }
+
+// CordonReason is a sentence of the operator.
+//
+// +kubebuilder:validation:MaxLength=256
+type CordonReason string
 
 // GPUNodeStatus is what the node's agent found and did.
 type GPUNodeStatus struct {
@@ -119,6 +131,8 @@ type Summary struct {
 // Card is one card.
 type Card struct {
 	// UUID is the card's identity everywhere: "GPU-…".
+	// +kubebuilder:validation:Pattern=`^GPU-[0-9A-Za-z-]+$`
+	// +kubebuilder:validation:MaxLength=80
 	UUID string `json:"uuid"`
 	// Index is the driver's index on this node, for people.
 	Index int32 `json:"index"`
@@ -132,8 +146,12 @@ type Card struct {
 	NUMANode *int32 `json:"numaNode,omitempty"`
 	// MemoryMiB is what can be handed out: the card's memory less what the
 	// driver keeps for itself.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=16777216
 	MemoryMiB int64 `json:"memoryMiB"`
 	// PhysicalMiB is the card's memory as the driver states it.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=16777216
 	PhysicalMiB int64 `json:"physicalMiB"`
 	// MIGMode is enabled, disabled, or empty where the card has none.
 	// +optional
@@ -192,8 +210,12 @@ type Slice struct {
 	Pod       string `json:"pod"`
 	// MemMiB and Cores are the limits in force; both 0 for a whole card.
 	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=16777216
 	MemMiB int64 `json:"memMiB,omitempty"`
 	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
 	Cores int32 `json:"cores,omitempty"`
 	// Mode is how the card is shared: vgpu, mig, mps, timeslice, exclusive.
 	Mode string `json:"mode"`

@@ -106,6 +106,13 @@ func (in *GPUNodeSpec) DeepCopyInto(out *GPUNodeSpec) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.CordonReasons != nil {
+		in, out := &in.CordonReasons, &out.CordonReasons
+		*out = make(map[string]CordonReason, len(*in))
+		for key, val := range *in {
+			(*out)[key] = val
+		}
+	}
 	if in.SlotsPerCard != nil {
 		in, out := &in.SlotsPerCard, &out.SlotsPerCard
 		*out = new(int32)

@@ -6,12 +6,10 @@ import (
 	"sort"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/carve-gpu/carve/api/gpunodes"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 )
 
@@ -29,13 +27,15 @@ type cardView struct {
 	Health      string           `json:"health"`
 	Reason      string           `json:"reason,omitempty"`
 	Cordoned    bool             `json:"cordoned,omitempty"`
+	CordonedFor string           `json:"cordonedFor,omitempty"`
 	HookDown    bool             `json:"hookDown,omitempty"`
 	Enforcement string           `json:"enforcement,omitempty"`
 	Slices      []v1alpha1.Slice `json:"slices"`
 }
 
 func newCardsCommand() *cobra.Command {
-	var kubeconfig, kubeContext, format, node string
+	var k kubeFlags
+	var format, node string
 	cmd := &cobra.Command{
 		Use:   "cards",
 		Short: "Show every card and who holds which part of it",
@@ -49,12 +49,7 @@ free, compute granted, health, and the slices that are in place.`,
 			if err := checkOutputFormat(cmd, format); err != nil {
 				return err
 			}
-			config, err := clusterConfig(kubeconfig, kubeContext)
-			if err != nil {
-				return err
-			}
-			config.Timeout = 30 * time.Second
-			client, err := gpunodes.New(config)
+			_, client, err := k.clients()
 			if err != nil {
 				return err
 			}
@@ -73,9 +68,8 @@ free, compute granted, health, and the slices that are in place.`,
 			return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards) })
 		},
 	}
-	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig file (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
-	cmd.Flags().StringVar(&kubeContext, "context", "", "context of the kubeconfig")
-	cmd.Flags().StringVar(&node, "node", "", "show this node only")
+	addNodeFlag(cmd, &k, &node)
+	addKubeFlags(cmd, &k, false)
 	addOutputFlag(cmd, &format)
 	return cmd
 }
@@ -91,7 +85,7 @@ func viewCards(nodes []v1alpha1.GPUNode) []cardView {
 		for _, c := range n.Status.Cards {
 			v := cardView{
 				Node: n.Name, Index: c.Index, UUID: c.UUID, Model: c.Model, SoftwareGPU: n.Status.SoftwareGPU,
-				MemoryMiB: c.MemoryMiB, Health: c.Health.State, Reason: c.Health.Reason, Cordoned: cordoned[c.UUID],
+				MemoryMiB: c.MemoryMiB, Health: c.Health.State, Reason: c.Health.Reason, Cordoned: cordoned[c.UUID], CordonedFor: string(n.Spec.CordonReasons[c.UUID]),
 				HookDown: n.Status.HookConnectedSince == nil, Enforcement: n.Status.Enforcement, Slices: c.Slices,
 			}
 			if v.Slices == nil {
@@ -160,7 +154,11 @@ func state(c cardView) string {
 		parts[0] += " (" + c.Reason + ")"
 	}
 	if c.Cordoned {
-		parts = append(parts, "cordoned")
+		cordoned := "cordoned"
+		if c.CordonedFor != "" {
+			cordoned += " (" + c.CordonedFor + ")"
+		}
+		parts = append(parts, cordoned)
 	}
 	if c.HookDown {
 		parts = append(parts, "hook down")

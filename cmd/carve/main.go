@@ -23,7 +23,7 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:])
+	code := run(ctx, pluginArgs(os.Args))
 	stop()
 	os.Exit(code)
 }

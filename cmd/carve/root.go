@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 
@@ -34,7 +33,7 @@ func usagef(cmd *cobra.Command, format string, a ...any) error {
 func newRootCommand() *cobra.Command {
 	name := "carve"
 	annotations := map[string]string{}
-	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-carve") {
+	if asPlugin(os.Args[0]) {
 		annotations[cobra.CommandDisplayNameAnnotation] = "kubectl carve"
 		name = "kubectl-carve"
 	}
@@ -76,7 +75,7 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 			root.AddCommand(c)
 		}
 	}
-	add("people", newCardsCommand())
+	add("people", newCardsCommand(), newCordonCommand(), newUncordonCommand())
 	add("cluster", newNodeCommand(), newExtenderCommand())
 	markUsageErrors(root)
 	return root
