@@ -61,6 +61,15 @@ const (
 	AnnotationSlice = "carve.dev/slice"
 )
 
+// AnnotationRequiredPlugins is NRI's: a YAML list of the plugins without which a
+// container of the pod isn't created, where the runtime's default validator is
+// on (containerd 2.2 and later). The extender adds HookPlugin to it with the
+// grant, so that a container with a grant never starts while the hook is away.
+const AnnotationRequiredPlugins = "required-plugins.noderesource.dev"
+
+// HookPlugin is the name by which the runtime knows carve's hook.
+const HookPlugin = "carve"
+
 // HAMi's annotations that are read as synonyms of ours; ours win.
 const (
 	HAMiUseModel    = "nvidia.com/use-gputype"

@@ -13,13 +13,15 @@ import (
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+
+	"github.com/carve-gpu/carve/api"
 )
 
 const (
 	// pluginName and pluginIndex are how the runtime knows the hook. Plugins
 	// run in the order of their index; this one comes after those that look at
 	// what a pod asked for (00 to 40) and before those that check the result.
-	pluginName  = "carve"
+	pluginName  = api.HookPlugin
 	pluginIndex = "45"
 
 	// greetingLimit is how long the runtime may take from the connection to

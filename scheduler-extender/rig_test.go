@@ -105,7 +105,7 @@ func (r *rig) start() {
 		t.Fatal(err)
 	}
 	server := extender.New(extender.Config{
-		Ledger: r.ledger, Placer: r.placer, Binder: cluster.Binder{Kube: r.kube}, Pods: source, Ready: func() bool { return r.ready.Load() && source.Ready() },
+		Ledger: r.ledger, Placer: r.placer, Binder: cluster.Binder{Kube: r.kube, Pods: source}, Pods: source, Ready: func() bool { return r.ready.Load() && source.Ready() },
 		Client: "kube-scheduler", Registry: prometheus.NewRegistry(), Log: log, Now: time.Now,
 	})
 	r.ready.Store(true)

@@ -44,6 +44,9 @@ func TestAPodGetsItsGrantInTheBinding(t *testing.T) {
 	if p.Spec.NodeName != "n1" || !reflect.DeepEqual(g, want) {
 		t.Fatalf("node %s, grant %+v", p.Spec.NodeName, g)
 	}
+	if got := p.Annotations[api.AnnotationRequiredPlugins]; got != `["carve"]` {
+		t.Errorf("required plugins %q: without them a container could start while the hook is away", got)
+	}
 	var writes []string
 	for _, a := range r.kube.Actions() {
 		if v := a.GetVerb(); v != "get" && v != "list" && v != "watch" {

@@ -217,7 +217,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	server := extender.New(extender.Config{
-		Ledger: books, Placer: placer, Binder: cluster.Binder{Kube: kube}, Pods: source,
+		Ledger: books, Placer: placer, Binder: cluster.Binder{Kube: kube, Pods: source}, Pods: source,
 		Ready: source.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
 	})
 	verbs, err := net.Listen("tcp", o.listen)

@@ -20,7 +20,11 @@ import (
 const lookTimeout = 2 * time.Second
 
 // Binder writes Bindings.
-type Binder struct{ Kube kubernetes.Interface }
+type Binder struct {
+	Kube kubernetes.Interface
+	// Pods knows the pods' own annotations; it may be nil.
+	Pods *Source
+}
 
 // Bind writes the Binding. The API server merges its annotations into the pod
 // in the same transaction that sets the node, checks the UID, and refuses pods
@@ -34,6 +38,13 @@ func (b Binder) Bind(ctx context.Context, pod ledger.Ref, node, grant string) (l
 	}
 	if grant != "" {
 		binding.Annotations = map[string]string{api.AnnotationGrant: grant}
+		own := ""
+		if b.Pods != nil {
+			own = b.Pods.requiredPlugins(pod)
+		}
+		if required, ok := requireHook(own); ok {
+			binding.Annotations[api.AnnotationRequiredPlugins] = required
+		}
 	}
 	err := b.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{})
 	if err == nil {

@@ -29,8 +29,13 @@ func trimPod(o any) (any, error) {
 	if !asks && !asksToo && grant == "" {
 		return out, nil
 	}
-	if grant != "" {
-		out.Annotations = map[string]string{api.AnnotationGrant: grant}
+	for _, key := range []string{api.AnnotationGrant, api.AnnotationRequiredPlugins} {
+		if v := p.Annotations[key]; v != "" {
+			if out.Annotations == nil {
+				out.Annotations = map[string]string{}
+			}
+			out.Annotations[key] = v
+		}
 	}
 	out.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, InitContainers: init, Containers: apps}
 	out.Status.Phase = p.Status.Phase
