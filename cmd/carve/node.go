@@ -35,6 +35,7 @@ type nodeOptions struct {
 	metricsAddr                   string
 	slotsPerCard                  int
 	softwareGPU, keepUnadjusted   bool
+	pastExtender                  string
 	logLevel, logFormat           string
 }
 
@@ -71,6 +72,9 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 			if o.slotsPerCard < 1 || o.slotsPerCard > 256 {
 				return usagef(cmd, "--slots-per-card %d: allowed are 1 to 256", o.slotsPerCard)
 			}
+			if _, err := pastExtender(o.pastExtender); err != nil {
+				return usagef(cmd, "%w", err)
+			}
 			log, err := newLogger(o.logFormat, o.logLevel)
 			if err != nil {
 				return usagef(cmd, "%w", err)
@@ -93,6 +97,7 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 	f.IntVar(&o.slotsPerCard, "slots-per-card", api.SlotsPerCard, "how many containers may share a card, where the node's GPUNode doesn't say")
 	f.BoolVar(&o.softwareGPU, "software-gpu", false, "the driver root is the software GPU's: a test instrument, no card is used")
 	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, instead of stopping them so that they start again")
+	f.StringVar(&o.pastExtender, "pods-past-extender", pastRefuse, "pods that carve's extender didn't place (a nodeName of their own, another scheduler): refuse, they get no card; or local, this node chooses the cards")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return cmd
@@ -152,6 +157,10 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	place, err := pastExtender(o.pastExtender)
+	if err != nil {
+		return err
+	}
 	n := &node{version: version}
 	n.agent, err = agent.New(ctx, agent.Config{
 		Node: o.node, RunDir: o.runDir, StateDir: o.stateDir, LibDir: o.libDir,
@@ -161,6 +170,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		Reports:        reports,
 		SlotsPerCard:   o.slotsPerCard,
 		StopUnadjusted: !o.keepUnadjusted,
+		Place:          place,
 		Version:        buildVersion(),
 		Log:            log,
 		SlotsChanged:   n.slotsChanged,

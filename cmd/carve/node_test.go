@@ -39,6 +39,7 @@ func TestNodeRefusesToGuess(t *testing.T) {
 	}{
 		"no name":           {nil, "--node-name is missing"},
 		"no slots":          {[]string{"--node-name", "n", "--slots-per-card", "0"}, "allowed are 1 to 256"},
+		"a policy":          {[]string{"--node-name", "n", "--pods-past-extender", "allow"}, "allowed are refuse, local"},
 		"a log format":      {[]string{"--node-name", "n", "--log-format", "xml"}, "allowed are text, json"},
 		"words after flags": {[]string{"--node-name", "n", "now"}, "unknown command"},
 	} {

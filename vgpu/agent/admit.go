@@ -11,15 +11,16 @@ import (
 type amount struct {
 	memMiB int64
 	cores  int
+	slots  int
 	whole  bool
 }
 
 func (a amount) plus(b amount) amount {
-	return amount{a.memMiB + b.memMiB, a.cores + b.cores, a.whole || b.whole}
+	return amount{a.memMiB + b.memMiB, a.cores + b.cores, a.slots + b.slots, a.whole || b.whole}
 }
 
 func (a amount) max(b amount) amount {
-	return amount{max(a.memMiB, b.memMiB), max(a.cores, b.cores), a.whole || b.whole}
+	return amount{max(a.memMiB, b.memMiB), max(a.cores, b.cores), max(a.slots, b.slots), a.whole || b.whole}
 }
 
 // peaks is the most that a pod holds of each card over its life: init
@@ -29,7 +30,7 @@ func peaks(g api.Grant, order []podContainer) map[string]amount {
 	sidecars, apps, out := map[string]amount{}, map[string]amount{}, map[string]amount{}
 	for _, c := range order {
 		for _, cg := range g.Containers[c.Name] {
-			a := amount{cg.MemMiB, cg.Cores, cg.Mode == api.ModeExclusive}
+			a := amount{cg.MemMiB, cg.Cores, 1, cg.Mode == api.ModeExclusive}
 			switch c.Kind {
 			case api.Init:
 				out[cg.Card] = out[cg.Card].max(sidecars[cg.Card].plus(a))

@@ -98,20 +98,20 @@ func TestPeaks(t *testing.T) {
 		containers map[string][]api.CardGrant
 		want       amount
 	}{
-		"a sidecar adds to the app containers": {map[string][]api.CardGrant{"side": shareOf(cardA, 60000, 10), "a": shareOf(cardA, 60000, 20)}, amount{memMiB: 120000, cores: 30}},
-		"app containers add up":                {map[string][]api.CardGrant{"a": shareOf(cardA, 1, 1), "b": shareOf(cardA, 2, 2)}, amount{memMiB: 3, cores: 3}},
-		"an init container shares the peak":    {map[string][]api.CardGrant{"before": shareOf(cardA, 5, 0), "a": shareOf(cardA, 4, 9)}, amount{memMiB: 5, cores: 9}},
-		"one that runs beside the sidecar":     {map[string][]api.CardGrant{"side": shareOf(cardA, 3, 0), "after": shareOf(cardA, 5, 0), "a": shareOf(cardA, 4, 0)}, amount{memMiB: 8}},
-		"one that ran before the sidecar":      {map[string][]api.CardGrant{"side": shareOf(cardA, 3, 0), "before": shareOf(cardA, 5, 0), "a": shareOf(cardA, 1, 0)}, amount{memMiB: 5}},
-		"a sidecar alone":                      {map[string][]api.CardGrant{"side": shareOf(cardA, 3, 1)}, amount{memMiB: 3, cores: 1}},
-		"a whole card":                         {map[string][]api.CardGrant{"a": whole(cardA)}, amount{whole: true}},
+		"a sidecar adds to the app containers": {map[string][]api.CardGrant{"side": shareOf(cardA, 60000, 10), "a": shareOf(cardA, 60000, 20)}, amount{memMiB: 120000, cores: 30, slots: 2}},
+		"app containers add up":                {map[string][]api.CardGrant{"a": shareOf(cardA, 1, 1), "b": shareOf(cardA, 2, 2)}, amount{memMiB: 3, cores: 3, slots: 2}},
+		"an init container shares the peak":    {map[string][]api.CardGrant{"before": shareOf(cardA, 5, 0), "a": shareOf(cardA, 4, 9)}, amount{memMiB: 5, cores: 9, slots: 1}},
+		"one that runs beside the sidecar":     {map[string][]api.CardGrant{"side": shareOf(cardA, 3, 0), "after": shareOf(cardA, 5, 0), "a": shareOf(cardA, 4, 0)}, amount{memMiB: 8, slots: 2}},
+		"one that ran before the sidecar":      {map[string][]api.CardGrant{"side": shareOf(cardA, 3, 0), "before": shareOf(cardA, 5, 0), "a": shareOf(cardA, 1, 0)}, amount{memMiB: 5, slots: 2}},
+		"a sidecar alone":                      {map[string][]api.CardGrant{"side": shareOf(cardA, 3, 1)}, amount{memMiB: 3, cores: 1, slots: 1}},
+		"a whole card":                         {map[string][]api.CardGrant{"a": whole(cardA)}, amount{slots: 1, whole: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := grantOf("u", 1, c.containers)
 			// What is on another card doesn't count here.
 			g.Containers["b"] = append(g.Containers["b"], shareOf(cardB, 7, 7)...)
 			got := peaks(g, order)
-			if got[cardA] != c.want || got[cardB] != (amount{memMiB: 7, cores: 7}) || len(got) != 2 {
+			if got[cardA] != c.want || got[cardB] != (amount{memMiB: 7, cores: 7, slots: 1}) || len(got) != 2 {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})

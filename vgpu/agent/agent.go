@@ -16,6 +16,7 @@ import (
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/gpunodes"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/vgpu/gpu"
@@ -52,8 +53,11 @@ type Config struct {
 	// without the hook, so that the kubelet starts them again; without it they
 	// are only reported.
 	StopUnadjusted bool
-	Version        string
-	Log            *slog.Logger
+	// Place chooses cards for pods that came past the extender; without it they
+	// get none. It must not call the agent.
+	Place   func(LocalPod) (api.Grant, error)
+	Version string
+	Log     *slog.Logger
 	// SlotsChanged is told how many slots the node has.
 	SlotsChanged func(int)
 
@@ -102,6 +106,8 @@ type Agent struct {
 	hardware               hardwareState
 	// wishedSlots is the operator's number of slots for each card, 0 for none.
 	wishedSlots int32
+	// cordoned are the cards that the operator takes no new slices on.
+	cordoned []string
 
 	// written is the report as last written. It belongs to writeReports.
 	written *v1alpha1.GPUNode

@@ -25,12 +25,13 @@ type testNode struct {
 	api   *apiServer
 	cards *twoCards
 	dir   string
+	edit  []func(*Config)
 	stop  func()
 }
 
-func startNode(t *testing.T) *testNode {
+func startNode(t *testing.T, edit ...func(*Config)) *testNode {
 	t.Helper()
-	n := &testNode{t: t, dir: t.TempDir(), cards: &twoCards{}, api: newAPIServer(t)}
+	n := &testNode{t: t, dir: t.TempDir(), cards: &twoCards{}, api: newAPIServer(t), edit: edit}
 	makeRoot(t, n.dir)
 	n.start()
 	// The directory can't be removed while file systems are mounted in it.
@@ -47,7 +48,11 @@ func startNode(t *testing.T) *testNode {
 // start starts an agent on the node's directories, as after a restart.
 func (n *testNode) start() {
 	n.t.Helper()
-	a, err := New(n.t.Context(), testConfig(n.t, n.dir, n.api, n.cards))
+	c := testConfig(n.t, n.dir, n.api, n.cards)
+	for _, edit := range n.edit {
+		edit(&c)
+	}
+	a, err := New(n.t.Context(), c)
 	if err != nil {
 		n.t.Fatal(err)
 	}

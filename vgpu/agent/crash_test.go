@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -86,9 +88,20 @@ func mountsBelow(t *testing.T, dir string) int {
 }
 
 // check looks for anything that must never be: a slice that the hook would
-// hand out and whose files aren't its grant's.
+// hand out and whose files aren't its grant's. While a resize is under way the
+// files are those of the grant before, so a fault counts once it stays.
 func (n *testNode) check() {
 	n.t.Helper()
+	var faults []error
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if faults = n.faults(); faults == nil {
+			return
+		}
+	}
+	n.t.Error(errors.Join(faults...))
+}
+
+func (n *testNode) faults() (faults []error) {
 	n.mu.Lock()
 	held := map[string]holding{}
 	for uid, h := range n.held {
@@ -102,17 +115,18 @@ func (n *testNode) check() {
 		for name, cards := range h.Grant.Containers {
 			want, err := limitsOf(cards)
 			if err != nil {
-				n.t.Error(err)
+				faults = append(faults, err)
 			}
 			have, err := region.ReadLimits(n.files.limits(uid, name))
 			if err != nil || !sameLimits(have, want) {
-				n.t.Errorf("slice %s/%s is handed out with limits %+v, want %+v (%v)", uid, name, have, want, err)
+				faults = append(faults, fmt.Errorf("slice %s/%s is handed out with limits %+v, want %+v (%v)", uid, name, have, want, err))
 			}
 			if _, err := region.ReadUsage(n.files.usage(uid, name), len(cards)); err != nil {
-				n.t.Error(err)
+				faults = append(faults, err)
 			}
 		}
 	}
+	return faults
 }
 
 // TestKilledAtEveryStep runs a pod that stays and is resized, and one that

@@ -54,7 +54,7 @@ func (a *Agent) Slice(c RuntimeContainer) (*Prepared, error) {
 	case known && p.grant != "" && p.asks[c.Name]:
 		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", c.Name)
 	case known && (c.Asked || p.asks[c.Name]):
-		return nil, fmt.Errorf("container %s asks for cards, but the pod carries no grant: carve's scheduler extender didn't place it", c.Name)
+		return nil, fmt.Errorf("container %s asks for cards, but the pod carries no grant: it came past carve's scheduler extender (a nodeName of its own, or another scheduler)", c.Name)
 	case !known && a.staticAsks(c):
 		return nil, fmt.Errorf("container %s asks for cards, but its static pod carries no grant: carve's scheduler extender can't place one", c.Name)
 	case !known && c.Asked:
@@ -281,7 +281,8 @@ func (a *Agent) missing(namespace, name, container string) (why string, final bo
 	case a.refused[uid] != "":
 		return a.refused[uid], true, changed
 	case p.grant == "":
-		return "the pod asks for cards but carries no grant: carve's scheduler extender didn't place it", true, changed
+		// Where the node chooses itself, it is about to.
+		return "the pod asks for cards but carries no grant: it came past carve's scheduler extender (a nodeName of its own, or another scheduler)", a.Place == nil, changed
 	}
 	return "the pod's slice isn't prepared yet", false, changed
 }

@@ -35,6 +35,8 @@ type record struct {
 	Pod       string         `json:"pod"`
 	Grant     api.Grant      `json:"grant"`
 	Order     []podContainer `json:"order"`
+	// Local says that this node chose the cards and not the extender.
+	Local bool `json:"local,omitempty"`
 }
 
 // podContainer is a container of a pod, in the pod's order.

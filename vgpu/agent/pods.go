@@ -27,6 +27,10 @@ type pod struct {
 	order                []podContainer
 	// asks are the containers that request cards.
 	asks map[string]bool
+	// request is what a pod without a grant asks for; requestFault says why that
+	// can't be meant.
+	request      api.Request
+	requestFault error
 	// over is true once no container of the pod will run again.
 	over bool
 	// done are the init containers that ended well.
@@ -91,6 +95,7 @@ func readPod(p *corev1.Pod) pod {
 		asks: map[string]bool{}, done: map[string]bool{},
 		over: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 	}
+	var specs []api.ContainerSpec
 	add := func(c *corev1.Container, kind api.ContainerKind) {
 		out.order = append(out.order, podContainer{c.Name, kind})
 		spec := api.ContainerSpec{Name: c.Name, Kind: kind, Resources: map[string]string{}}
@@ -102,6 +107,7 @@ func readPod(p *corev1.Pod) pod {
 		if err != nil || !r.Empty() {
 			out.asks[c.Name] = true
 		}
+		specs = append(specs, spec)
 	}
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
@@ -113,6 +119,9 @@ func readPod(p *corev1.Pod) pod {
 	}
 	for i := range p.Spec.Containers {
 		add(&p.Spec.Containers[i], api.App)
+	}
+	if out.grant == "" && len(out.asks) > 0 {
+		out.request, out.requestFault = api.ParseRequest(specs, p.Annotations)
 	}
 	for _, s := range p.Status.InitContainerStatuses {
 		if t := s.State.Terminated; t != nil && t.ExitCode == 0 {
@@ -143,9 +152,15 @@ func slim(o any) (any, error) {
 		return o, nil
 	}
 	annotations := map[string]string{}
-	for _, key := range []string{api.AnnotationGrant, mirrorOf} {
-		if v, ok := p.Annotations[key]; ok {
+	for key, v := range p.Annotations {
+		domain, _, _ := strings.Cut(key, "/")
+		switch domain {
+		case "carve.dev", "nvidia.com", "hami.io":
 			annotations[key] = v
+		default:
+			if key == mirrorOf {
+				annotations[key] = v
+			}
 		}
 	}
 	containers := func(in []corev1.Container) []corev1.Container {

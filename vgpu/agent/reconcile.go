@@ -101,6 +101,8 @@ func (a *Agent) reconcile(ctx context.Context, uid string) error {
 // follow puts the grant on a pod into force.
 func (a *Agent) follow(c found, s situation) error {
 	switch {
+	case c.text == "" && s.holding == nil && s.known && a.Place != nil:
+		return a.placeHere(s.pod)
 	case c.text == "":
 		// A grant is never taken back from a living pod: what was granted stays.
 		return a.again(s)
@@ -171,30 +173,7 @@ func (a *Agent) take(c found) error {
 			r.Order = append(r.Order, podContainer{Name: name})
 		}
 	}
-	// Booked before it is written, so that a grant that is checked meanwhile
-	// sees it. A resize keeps the old amounts until the new ones are in place,
-	// where those are larger.
-	next := &holding{record: r, used: map[string]bool{}}
-	if inForce != nil {
-		next.used, next.tallies, next.prepared = inForce.used, inForce.tallies, inForce.prepared
-	}
-	a.held[c.uid] = next
-	delete(a.refused, c.uid)
-	a.mu.Unlock()
-
-	a.stepped("journal-hold")
-	if err := a.journal.write(r); err != nil {
-		a.mu.Lock()
-		if inForce != nil {
-			a.held[c.uid] = inForce
-		} else {
-			delete(a.held, c.uid)
-		}
-		a.mu.Unlock()
-		return err
-	}
-	a.stepped("journal-held")
-	return a.putInPlace(r)
+	return a.bookAndUnlock(r, inForce)
 }
 
 // fits says whether what a pod uses fits a smaller grant: memory that is in
@@ -284,6 +263,7 @@ func (a *Agent) release(r record) error {
 	a.mu.Unlock()
 	a.forget(uid)
 	a.Log.Info("slices released", "pod", r.Namespace+"/"+r.Pod, "uid", uid)
+	a.lookAgain()
 	a.report()
 	return nil
 }

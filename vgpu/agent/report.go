@@ -216,11 +216,12 @@ func (a *Agent) wished(o any) {
 	}
 	a.mu.Lock()
 	changed := slots != a.wishedSlots
-	a.wishedSlots = slots
+	a.wishedSlots, a.cordoned = slots, n.Spec.CordonedCards
 	a.mu.Unlock()
 	if changed {
 		a.slotsChanged()
 	}
+	a.lookAgain()
 	a.report()
 }
 

@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/carve-gpu/carve/api"
+)
+
+// A pod can come past the extender: with nodeName set, or by a scheduler that
+// doesn't know it. Such a pod carries no grant, and so gets no card, unless the
+// operator lets the node choose itself (Config.Place).
+
+// Room is one card as the node's own ledger has it, by index.
+type Room struct {
+	UUID, Model     string
+	Index           int
+	MemMiB          int64
+	Slots           int
+	UsedMiB         int64
+	UsedCores       int
+	UsedSlots       int
+	Touched, Whole  bool // someone is on it; one pod holds it whole
+	Unfit, Cordoned bool // not to be handed out: of itself, by the operator
+	MIG             bool
+}
+
+// LocalPod is a pod that the node is to place on its own cards.
+type LocalPod struct {
+	UID, Node string
+	Request   api.Request
+	Cards     []Room
+}
+
+// placeHere chooses cards for a pod without a grant, books them, and puts the
+// slices in place.
+func (a *Agent) placeHere(p pod) error {
+	if p.requestFault != nil {
+		a.refuse(p.uid, p.requestFault.Error())
+		return nil
+	}
+	if p.request.Empty() {
+		return nil
+	}
+	a.mu.Lock()
+	if !a.watched || !a.hardware.known {
+		a.mu.Unlock()
+		return errors.New("a pod came past the extender, and this node doesn't know yet what its cards hold")
+	}
+	n := a.ledger()
+	grant, err := a.Place(LocalPod{UID: p.uid, Node: a.Node, Request: p.request, Cards: a.rooms(n)})
+	c := candidate{grant: grant, uid: p.uid, order: p.order}
+	if err == nil {
+		err = n.admit(c)
+	}
+	if err != nil {
+		a.mu.Unlock()
+		a.refuse(p.uid, fmt.Sprintf("the pod came past carve's scheduler extender, and on this node it can't be placed: %v", err))
+		return nil
+	}
+	r := record{Version: recordVersion, State: stateHeld, Namespace: p.namespace, Pod: p.name, Grant: grant, Order: p.order, Local: true}
+	a.Log.Info("a pod came past the extender and was given cards by this node", "pod", p.namespace+"/"+p.name, "uid", p.uid)
+	return a.bookAndUnlock(r, nil)
+}
+
+// ledger is what this node's cards hold: the slices in place, and the grants
+// that the watch has shown and that are about to be put in place. a.mu is held.
+func (a *Agent) ledger() node {
+	n := node{name: a.Node, cards: a.hardware.cards(), held: map[string]record{}}
+	for uid, p := range a.pods {
+		if p.grant == "" || p.over || a.refused[uid] != "" {
+			continue
+		}
+		if g, err := api.DecodeGrant(p.grant); err == nil && g.UID == uid && g.Node == a.Node {
+			n.held[uid] = record{Grant: g, Order: p.order}
+		}
+	}
+	for uid, h := range a.held {
+		n.held[uid] = h.record
+	}
+	return n
+}
+
+// rooms lists the cards with what is held of them. a.mu is held.
+func (a *Agent) rooms(n node) []Room {
+	used := map[string]amount{}
+	for _, r := range n.held {
+		for card, am := range peaks(r.Grant, r.Order) {
+			used[card] = used[card].plus(am)
+		}
+	}
+	slots := api.SlotsPerCard
+	if a.SlotsPerCard > 0 {
+		slots = a.SlotsPerCard
+	}
+	if a.wishedSlots > 0 {
+		slots = int(a.wishedSlots)
+	}
+	var out []Room
+	for _, c := range a.hardware.inventory.Cards {
+		u := used[c.UUID]
+		out = append(out, Room{
+			UUID: c.UUID, Model: c.Model, Index: c.Index, MemMiB: c.MemoryMiB(), Slots: slots,
+			UsedMiB: u.memMiB, UsedCores: u.cores, UsedSlots: u.slots,
+			Touched: u != (amount{}), Whole: u.whole,
+			Unfit: c.Fault != "" || c.Lost, Cordoned: slices.Contains(a.cordoned, c.UUID), MIG: c.MIGMode == "enabled",
+		})
+	}
+	return out
+}
+
+// bookAndUnlock books a record that was checked, writes it to the journal, and
+// puts it in place. a.mu is held and is released here: what is booked before it
+// is written is seen by a grant that is checked meanwhile. A resize keeps the
+// old amounts until the new ones are in place, where those are larger.
+func (a *Agent) bookAndUnlock(r record, inForce *holding) error {
+	uid := r.Grant.UID
+	next := &holding{record: r, used: map[string]bool{}}
+	if inForce != nil {
+		next.used, next.tallies, next.prepared = inForce.used, inForce.tallies, inForce.prepared
+	}
+	a.held[uid] = next
+	delete(a.refused, uid)
+	a.mu.Unlock()
+
+	a.stepped("journal-hold")
+	if err := a.journal.write(r); err != nil {
+		a.mu.Lock()
+		if inForce != nil {
+			a.held[uid] = inForce
+		} else {
+			delete(a.held, uid)
+		}
+		a.mu.Unlock()
+		return err
+	}
+	a.stepped("journal-held")
+	return a.putInPlace(r)
+}
+
+// lookAgain queues the pods that this node refused to place: room appeared.
+func (a *Agent) lookAgain() {
+	if a.Place == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for uid := range maps.Keys(a.refused) {
+		if p, ok := a.pods[uid]; ok && p.grant == "" {
+			a.queue.Add(uid)
+		}
+	}
+}
