@@ -98,8 +98,9 @@ lint: ## gofmt, vet, staticcheck
 	cd $(E2E) && CGO_ENABLED=0 go vet ./...
 
 .PHONY: generate
-generate: ## write what is generated from the Go types: deep copies and the CRD
+generate: ## write what is generated: deep copies and the CRD from the Go types, the local API from its description
 	go tool controller-gen object crd paths=./api/v1alpha1 output:crd:dir=deploy/manifests/crds output:object:dir=api/v1alpha1
+	go run ./cmd/generate-nodeapi
 
 .PHONY: generated
 generated: ## check that the generated files are up to date
@@ -107,6 +108,7 @@ generated: ## check that the generated files are up to date
 	go tool controller-gen object crd paths=./api/v1alpha1 output:crd:dir=$$d output:object:dir=$$d; \
 	for f in deploy/manifests/crds/carve.dev_gpunodes.yaml api/v1alpha1/zz_generated.deepcopy.go; do \
 	  cmp -s $$d/$$(basename $$f) $$f || { echo "$$f is stale: run make generate"; exit 1; }; done
+	@go run ./cmd/generate-nodeapi -check
 
 .PHONY: image
 image: build $(BIN)/lab ## write the container image to build/carve.tar, without a daemon

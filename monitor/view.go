@@ -34,9 +34,11 @@ type Card struct {
 
 // Slice is one container's share of one card.
 type Slice struct {
-	Namespace, Pod, Container string
-	Card, Mode                string
-	Active                    bool
+	PodUID, Namespace, Pod, Container string
+	Card, Mode                        string
+	Active                            bool
+	// Generation is the grant's that is in force.
+	Generation int
 	// The memory figures are 0 for a whole card.
 	LimitBytes, UsedBytes, PeakBytes uint64
 	Refusals                         uint64

@@ -36,11 +36,13 @@ type cardView struct {
 func newCardsCommand() *cobra.Command {
 	var k kubeFlags
 	var format, node string
+	var local localFlags
 	cmd := &cobra.Command{
 		Use:   "cards",
 		Short: "Show every card and who holds which part of it",
 		Long: `Show every card of the cluster as its node reports it: memory granted and
-free, compute granted, health, and the slices that are in place.`,
+free, compute granted, health, and the slices that are in place. With --local it
+asks the agent of the node that this runs on, and needs no API server.`,
 		Example: `  carve cards
   carve cards --node n1
   carve cards -o json | jq '.[] | select(.freeMiB > 16000) | .uuid'`,
@@ -48,6 +50,13 @@ free, compute granted, health, and the slices that are in place.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutputFormat(cmd, format); err != nil {
 				return err
+			}
+			if local.set(cmd) {
+				cards, err := localCards(cmd.Context(), &local)
+				if err != nil {
+					return err
+				}
+				return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards) })
 			}
 			_, client, err := k.clients()
 			if err != nil {
@@ -70,6 +79,7 @@ free, compute granted, health, and the slices that are in place.`,
 	}
 	addNodeFlag(cmd, &k, &node)
 	addKubeFlags(cmd, &k, false)
+	local.add(cmd)
 	addOutputFlag(cmd, &format)
 	return cmd
 }

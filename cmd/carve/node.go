@@ -37,6 +37,7 @@ type nodeOptions struct {
 	softwareGPU, keepUnadjusted   bool
 	pastExtender                  string
 	logLevel, logFormat           string
+	socket                        socketOptions
 }
 
 // nodeEnvPrefix precedes a flag's name in the environment: CARVE_NODE_RUN_DIR
@@ -100,6 +101,7 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 	f.StringVar(&o.pastExtender, "pods-past-extender", pastRefuse, "pods that carve's extender didn't place (a nodeName of their own, another scheduler): refuse, they get no card; or local, this node chooses the cards")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	o.socket.add(f)
 	return cmd
 }
 
@@ -161,7 +163,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	n := &node{version: version}
+	n := &node{name: o.node, version: version}
 	n.agent, err = agent.New(ctx, agent.Config{
 		Node: o.node, RunDir: o.runDir, StateDir: o.stateDir, LibDir: o.libDir,
 		Root: root, Software: o.softwareGPU,
@@ -194,6 +196,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		{"monitor", func(ctx context.Context) error {
 			return serveHTTP(ctx, o.metricsAddr, monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready}))
 		}},
+		{"local API", func(ctx context.Context) error { return serveSocket(ctx, o, n, log) }},
 	} {
 		parts.Go(func() { keepRunning(ctx, part.name, part.run, log) })
 	}
@@ -237,6 +240,7 @@ func serveHTTP(ctx context.Context, address string, h http.Handler) error {
 
 // node joins the rooms of this process.
 type node struct {
+	name    string
 	version string
 	agent   *agent.Agent
 	plugin  *deviceplugin.Plugin
@@ -265,7 +269,7 @@ func (n *node) setPlugin(p *deviceplugin.Plugin) {
 func (n *node) View() monitor.View {
 	v := n.agent.View()
 	out := monitor.View{
-		Version: n.version, DriverVersion: v.DriverVersion, Software: v.Software,
+		Node: n.name, Version: n.version, DriverVersion: v.DriverVersion, Software: v.Software,
 		LinkedSince: v.LinkedSince, KubeletConnected: n.plugin.Connected(),
 		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records,
 	}
@@ -277,7 +281,7 @@ func (n *node) View() monitor.View {
 	}
 	for _, s := range v.Slices {
 		out.Slices = append(out.Slices, monitor.Slice{
-			Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active,
+			PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active, Generation: s.Generation,
 			LimitBytes: s.LimitBytes, UsedBytes: s.Usage.UsedBytes, PeakBytes: s.PeakBytes,
 			Refusals: s.Refusals, Cores: s.Cores, Processes: s.Processes,
 		})

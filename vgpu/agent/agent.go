@@ -81,6 +81,8 @@ type Agent struct {
 
 	// dirty asks for a new report, resized for a look at the node's capacity.
 	dirty, resized chan struct{}
+	// reported tells readers of the local API of each change.
+	reported changes
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have
@@ -300,6 +302,7 @@ func (a *Agent) wake() {
 
 // report asks for a new report.
 func (a *Agent) report() {
+	a.reported.tell()
 	select {
 	case a.dirty <- struct{}{}:
 	default:

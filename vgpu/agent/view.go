@@ -45,6 +45,8 @@ type SliceView struct {
 	LimitBytes                        uint64
 	Cores                             int
 	Active                            bool
+	// Generation is the grant's that is in force.
+	Generation int
 	// Usage is what the container says of itself now; Refusals and PeakBytes
 	// are over the life of the slice, and since the agent started.
 	Usage     region.CardUsage
@@ -102,7 +104,7 @@ func (a *Agent) View() View {
 			sv := SliceView{
 				PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container,
 				Card: c.UUID, Mode: s.Mode, LimitBytes: uint64(s.MemMiB) << 20, Cores: int(s.Cores),
-				Active: s.State == "active",
+				Active: s.State == "active", Generation: int(s.Generation),
 			}
 			if s.MemMiB > 0 {
 				a.readUsage(&sv, positions[[2]string{s.PodUID, s.Container}])
