@@ -220,6 +220,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		Ledger: books, Placer: placer, Binder: cluster.Binder{Kube: kube, Pods: source}, Pods: source,
 		Ready: source.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
 	})
+	resizer := newResizer(kube, books, source, registry, log)
 	verbs, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -241,6 +242,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		}
 	})
 	parts.Go(func() { waker.Run(ctx) })
+	parts.Go(func() { resizer.Run(ctx) })
 	parts.Go(func() { o.findService(ctx, kube, certs, log) })
 	err = server.Serve(ctx, verbs, certs.TLS(), plain)
 	stop()

@@ -33,8 +33,10 @@ type Config struct {
 	Ledger  *ledger.Ledger
 	// Forget is told of each pod that doesn't wait for a place any more.
 	Forget func(uid string)
-	Log    *slog.Logger
-	Now    func() time.Time
+	// Resizer is told of pods and reports, after the ledger; may be nil.
+	Resizer *Resizer
+	Log     *slog.Logger
+	Now     func() time.Time
 }
 
 // Source feeds a ledger from the API server.
@@ -142,6 +144,10 @@ func (s *Source) sweep() {
 	}
 }
 
+// Pod finds a known pod with this very UID, else nil. It is read-only and
+// trimmed to what this package reads.
+func (s *Source) Pod(r ledger.Ref) *corev1.Pod { return s.pod(r) }
+
 // pod finds a known pod with this very UID, else nil.
 func (s *Source) pod(r ledger.Ref) *corev1.Pod {
 	o, ok, err := s.pods.GetStore().GetByKey(r.Namespace + "/" + r.Name)
@@ -167,6 +173,9 @@ func (s *Source) Asks(r ledger.Ref) (api.Request, bool) {
 
 func (s *Source) setPod(o any) {
 	p := o.(*corev1.Pod)
+	if s.Resizer != nil {
+		defer s.Resizer.PodChanged(p)
+	}
 	if !ours(p) {
 		return
 	}
@@ -233,7 +242,12 @@ func (s *Source) setNode(o any) {
 
 func (s *Source) dropNode(o any) { s.Ledger.DropNode(o.(*corev1.Node).Name, s.Now()) }
 
-func (s *Source) setReport(o any) { s.Ledger.SetReport(o.(*v1alpha1.GPUNode), s.Now()) }
+func (s *Source) setReport(o any) {
+	s.Ledger.SetReport(o.(*v1alpha1.GPUNode), s.Now())
+	if s.Resizer != nil {
+		s.Resizer.ReportChanged(o.(*v1alpha1.GPUNode))
+	}
+}
 
 func (s *Source) dropReport(o any) { s.Ledger.DropReport(o.(*v1alpha1.GPUNode).Name, s.Now()) }
 

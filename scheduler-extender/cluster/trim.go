@@ -13,8 +13,9 @@ import (
 // The informers keep every pod and node of the cluster, so they keep no more of
 // them than is read.
 
-// trimPod keeps identity, containers' requests of ours, node, grant and phase.
-// Of pods that neither ask for a card nor carry a grant it keeps the identity.
+// trimPod keeps identity, containers' requests of ours, node, grant, resize and
+// phase. Of pods that neither ask for a card nor carry a grant it keeps the
+// identity, and a resize that has to be refused.
 func trimPod(o any) (any, error) {
 	p, ok := o.(*corev1.Pod)
 	if !ok {
@@ -23,19 +24,18 @@ func trimPod(o any) (any, error) {
 	out := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
 	}}
-	grant := p.Annotations[api.AnnotationGrant]
-	init, asks := trimContainers(p.Spec.InitContainers)
-	apps, asksToo := trimContainers(p.Spec.Containers)
-	if !asks && !asksToo && grant == "" {
-		return out, nil
-	}
-	for _, key := range []string{api.AnnotationGrant, api.AnnotationRequiredPlugins} {
+	for _, key := range []string{api.AnnotationGrant, api.AnnotationRequiredPlugins, api.AnnotationResize, api.AnnotationResizeResult} {
 		if v := p.Annotations[key]; v != "" {
 			if out.Annotations == nil {
 				out.Annotations = map[string]string{}
 			}
 			out.Annotations[key] = v
 		}
+	}
+	init, asks := trimContainers(p.Spec.InitContainers)
+	apps, asksToo := trimContainers(p.Spec.Containers)
+	if !asks && !asksToo && p.Annotations[api.AnnotationGrant] == "" {
+		return out, nil
 	}
 	out.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, InitContainers: init, Containers: apps}
 	out.Status.Phase = p.Status.Phase

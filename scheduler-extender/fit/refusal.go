@@ -32,6 +32,7 @@ const (
 	ReasonIsolation   Reason = "isolation"     // a mode that isn't served
 	ReasonInvalid     Reason = "invalid"       // the request can't be meant
 	ReasonSearchLimit Reason = "search-limit"  // too many ways to place the containers
+	ReasonQuota       Reason = "quota"         // a ResourceQuota of the namespace allows no more
 )
 
 // Refusal says why an ask isn't placed, by the card that came nearest.

@@ -51,6 +51,12 @@ type entry struct {
 	grant      api.Grant
 	containers []Container
 
+	// before is the grant that a resize follows, from the decision until an
+	// event shows the new one; meanwhile the larger of both counts. writing says
+	// that the write is in flight.
+	before  *api.Grant
+	writing bool
+
 	// Offers only.
 	key     string // of the ask that was placed
 	ask     *fit.Ask
@@ -81,8 +87,9 @@ func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
 		for _, c := range e.containers {
 			var amount fit.Amount
 			on := false
-			if granted {
-				for _, g := range e.grant.Containers[c.Name] {
+			count := func(grants []api.CardGrant) {
+				for i := range grants {
+					g := &grants[i]
 					if g.Card != uuid {
 						continue
 					}
@@ -93,6 +100,12 @@ func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
 					}
 					whole = true
 					amount = fit.Amount{MemMiB: r.cards[card].memMiB, Cores: 100, Slots: 1}
+				}
+			}
+			if granted {
+				count(e.grant.Containers[c.Name])
+				if e.before != nil {
+					count(e.before.Containers[c.Name])
 				}
 			}
 			for i := range slices {
@@ -116,6 +129,19 @@ func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
 			take(card, fit.Peak(uses), whole)
 		}
 	}
+}
+
+// behind reports whether the node still has an earlier grant of the pod in force.
+func (e *entry) behind() bool {
+	if e.node.report == nil {
+		return false
+	}
+	for _, s := range e.node.report.slices[e.ref.UID] {
+		if s.generation < e.grant.Generation {
+			return true
+		}
+	}
+	return false
 }
 
 func (e *entry) has(container string) bool {

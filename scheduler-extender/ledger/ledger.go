@@ -213,7 +213,7 @@ func (l *Ledger) settle(n *Node, now time.Time) {
 	for _, e := range n.entries {
 		if n.report != nil && len(n.report.slices[e.ref.UID]) > 0 {
 			e.reported = true
-			if e.state == Releasing {
+			if e.state == Releasing && !e.behind() {
 				l.ends(e, time.Time{}) // from here on the report decides
 			}
 		}
@@ -276,12 +276,12 @@ func (l *Ledger) SetPod(p Pod, now time.Time) {
 		}
 		return
 	}
-	if e != nil && e.state == Bound && e.confirmed && e.node.Name == p.Node && e.grant.Generation == p.Grant.Generation {
+	if e != nil && e.state == Bound && e.confirmed && e.node.Name == p.Node && l.knows(e, p.Grant) {
 		e.started = e.started || p.Started
 		return
 	}
 	n := l.node(p.Node)
-	same := e != nil && e.node == n && reflect.DeepEqual(e.grant, *p.Grant) && slices.Equal(e.containers, p.Containers)
+	same := e != nil && e.node == n && e.before == nil && reflect.DeepEqual(e.grant, *p.Grant) && slices.Equal(e.containers, p.Containers)
 	if e != nil && e.node != n {
 		l.remove(e)
 		l.publish(e.node)
@@ -293,6 +293,7 @@ func (l *Ledger) SetPod(p Pod, now time.Time) {
 	}
 	e.state, e.grant, e.containers = Bound, *p.Grant, p.Containers
 	e.confirmed, e.binding, e.ask, e.allowed = true, false, nil, nil
+	e.before, e.writing = nil, false
 	e.started = e.started || p.Started
 	e.reported = e.reported || n.report != nil && len(n.report.slices[p.UID]) > 0
 	l.ends(e, time.Time{})
@@ -310,9 +311,9 @@ func (l *Ledger) DropPod(uid string, now time.Time) {
 		e.gone = true // the reply to the write decides
 		return
 	}
-	if e != nil && e.state == Bound && e.started && !e.reported && !e.node.info.OutOfService {
-		// It ran, so the node has its share, and the report that says so is
-		// still under way.
+	if e != nil && e.state == Bound && e.started && (!e.reported || e.behind()) && !e.node.info.OutOfService {
+		// It ran, so the node has its share, and the report that says so, or
+		// that says how large it has become, is still under way.
 		e.state = Releasing
 		l.ends(e, now.Add(l.config.LeaveGrace))
 		return
@@ -396,6 +397,11 @@ type Holder struct {
 func (l *Ledger) Holders(n *Node, uuid string) []Holder {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return n.holders(uuid, "")
+}
+
+// holders lists who is on a card, save one pod. The lock is held.
+func (n *Node) holders(uuid, except string) []Holder {
 	if n.report == nil {
 		return nil
 	}
@@ -405,6 +411,9 @@ func (l *Ledger) Holders(n *Node, uuid string) []Holder {
 	}
 	var out []Holder
 	for _, e := range n.entries {
+		if e.ref.UID == except {
+			continue
+		}
 		e.use(n.report, func(card int, a fit.Amount, whole bool) {
 			if card == at {
 				out = append(out, Holder{e.ref.Namespace + "/" + e.ref.Name, a.MemMiB, whole, e.state})

@@ -79,6 +79,10 @@ type slice struct {
 	amount         fit.Amount
 	whole          bool
 	namespace, pod string
+	// generation is the grant's that is in force; refused that of a newer one
+	// that the node can't put in force, or 0.
+	generation, refused int
+	refusal             string
 }
 
 func newReport(n *v1alpha1.GPUNode) *report {
@@ -116,6 +120,7 @@ func newReport(n *v1alpha1.GPUNode) *report {
 		r.byUUID[c.UUID] = at
 		for _, s := range c.Slices {
 			sl := slice{card: at, container: s.Container, namespace: s.Namespace, pod: s.Pod,
+				generation: int(s.Generation), refused: int(s.RefusedGeneration), refusal: s.Refusal,
 				// Whatever the report says, sums of such amounts must not overflow.
 				amount: fit.Amount{MemMiB: min(max(0, s.MemMiB), api.MaxMemoryMiB), Cores: min(max(0, int(s.Cores)), 100), Slots: 1}}
 			// Only shares leave room for others: an instance or a mode that

@@ -89,13 +89,13 @@ func (c *call) message(m miss) string {
 	}
 	held := ""
 	if m.refusal.Card >= 0 && !m.refusal.Never {
-		held = holders(c.ledger.Holders(m.node, m.view.Cards[m.refusal.Card].UUID))
+		held = Names(c.ledger.Holders(m.node, m.view.Cards[m.refusal.Card].UUID))
 	}
 	return clip(m.refusal.Message(m.view, c.ask, held))
 }
 
-// holders names who is on a card: "default/a (8000 MiB), default/b (whole)".
-func holders(hs []ledger.Holder) string {
+// Names names who is on a card: "default/a (8000 MiB), default/b (whole)".
+func Names(hs []ledger.Holder) string {
 	var b strings.Builder
 	for i, h := range hs {
 		if i == maxHolders {
