@@ -10,7 +10,7 @@ enum { FULL_WIDTH = 1000000, MAX_RUNNING = 128, MAX_STREAMS = 64, MAX_DEPTH = 4 
  * One call looks at so many queue entries at most; what is left is for the
  * next. Tenants write the queues, and must not keep an agent busy for ever.
  */
-enum { MOST_LOOKS = 1 << 24 };
+enum { MOST_LOOKS = 1 << 22 };
 static uint64_t looks; /* under the lock */
 
 typedef struct {
@@ -73,6 +73,7 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
   move_scan(queue);
   for (uint64_t seq = queue->scan; queue->mixed && seq < queue->head; seq++) {
     const soft_entry *entry = entry_at(queue, seq);
+    looks++;
     if ((entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED) started_width += entry->width_ppm ? entry->width_ppm : 1;
   }
   for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
