@@ -25,6 +25,8 @@ type Config struct {
 	Source Source
 	// Ready says what keeps the agent from being ready, nil for nothing.
 	Ready func() error
+	// Hook may be nil.
+	Hook *Hook
 	// Now is the clock, time.Now if nil.
 	Now func() time.Time
 }
@@ -40,6 +42,9 @@ func Handler(c Config) http.Handler {
 	}
 	node.MustRegister(agentCollector{s}, cardCollector{s}, sliceCollector{s},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if c.Hook != nil {
+		node.MustRegister(c.Hook.seconds)
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		EnableOpenMetrics: true, ErrorHandling: promhttp.ContinueOnError,

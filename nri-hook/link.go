@@ -67,17 +67,36 @@ type Config struct {
 	Socket string
 	State  State
 	Log    *slog.Logger
+	// Answered is told of each CreateContainer how long its answer took, from
+	// the message's arrival, and what became of it. It may be nil.
+	Answered func(result Result, took time.Duration)
 }
+
+// Result is what became of a CreateContainer request.
+type Result string
+
+// Results of a CreateContainer request.
+const (
+	ResultAdjusted Result = "adjusted" // it got a slice
+	ResultPlain    Result = "plain"    // it is to have no card
+	ResultRefused  Result = "refused"  // it must not start
+)
 
 // Link keeps the hook connected with the container runtime.
 type Link struct {
-	socket string
-	state  State
-	log    *slog.Logger
+	socket   string
+	state    State
+	log      *slog.Logger
+	answered func(Result, time.Duration)
 }
 
 // NewLink makes a link; Run connects it.
-func NewLink(c Config) *Link { return &Link{c.Socket, c.State, c.Log} }
+func NewLink(c Config) *Link {
+	if c.Answered == nil {
+		c.Answered = func(Result, time.Duration) {}
+	}
+	return &Link{c.Socket, c.State, c.Log, c.Answered}
+}
 
 // Run connects, and connects again whenever the runtime goes away, until ctx
 // ends.
@@ -203,6 +222,8 @@ func (s *session) RunPodSandbox(_ context.Context, p *nri.PodSandbox) error {
 // CreateContainer adjusts a container; an error fails that container only.
 func (s *session) CreateContainer(_ context.Context, p *nri.PodSandbox, c *nri.Container) (*nri.ContainerAdjustment, []*nri.ContainerUpdate, error) {
 	start := time.Now()
+	result := ResultRefused
+	defer func() { s.answered(result, time.Since(start)) }()
 	container := from(p, c)
 	slice, err := s.state.Slice(container)
 	if err != nil {
@@ -218,8 +239,10 @@ func (s *session) CreateContainer(_ context.Context, p *nri.PodSandbox, c *nri.C
 		s.log.Warn("container refused", "namespace", container.Namespace, "pod", container.Pod, "container", container.Name, "error", err)
 		return nil, nil, err
 	}
+	result = ResultPlain
 	switch {
 	case slice != nil:
+		result = ResultAdjusted
 		s.state.Adjusted(container, *slice)
 		s.log.Info("container adjusted", "namespace", container.Namespace, "pod", container.Pod, "container", container.Name, "slice", slice.Mark(), "took", time.Since(start))
 	case container.WantsAllCards():

@@ -127,6 +127,7 @@ type nodeState struct {
 	slice   *Slice
 	up      chan bool
 	synced  [][]Container
+	answers []Result
 }
 
 func newNodeState() *nodeState { return &nodeState{up: make(chan bool, 16)} }
@@ -189,7 +190,14 @@ func (n *nodeState) waitLink(t *testing.T, want bool) {
 
 func startLink(t *testing.T, socket string, n *nodeState) {
 	t.Helper()
-	l := NewLink(Config{Socket: socket, State: n, Log: slog.New(slog.DiscardHandler)})
+	l := NewLink(Config{Socket: socket, State: n, Log: slog.New(slog.DiscardHandler), Answered: func(r Result, took time.Duration) {
+		if took <= 0 {
+			t.Errorf("a request was answered in %s", took)
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.answers = append(n.answers, r)
+	}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- l.Run(ctx) }()
@@ -354,6 +362,17 @@ func TestARefusalFailsThatContainerWithItsSentence(t *testing.T) {
 	if got := n.said(); !strings.Contains(got, "ungranted c2") {
 		t.Errorf("the agent heard %q: an image that asks for all cards isn't noted", got)
 	}
+	n.mu.Lock()
+	n.slice = testShare()
+	n.mu.Unlock()
+	if _, err := create(r, nriContainer("c3")); err != nil {
+		t.Error(err)
+	}
+	n.mu.Lock()
+	if !slices.Equal(n.answers, []Result{ResultRefused, ResultPlain, ResultAdjusted}) {
+		t.Errorf("the answers were counted as %q", n.answers)
+	}
+	n.mu.Unlock()
 	if err := r.StartContainer(context.Background(), &nri.StartContainerRequest{Pod: nriPod(), Container: nriContainer("unadjusted")}); err == nil {
 		t.Error("a container that was created without the hook starts")
 	}

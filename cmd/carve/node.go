@@ -151,6 +151,10 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	// Not throttled on our side: a node that starts a hundred pods looks some of
+	// them up, and one that waits for its turn here would be taken for an API
+	// server that is away. The report is paced by the agent itself.
+	config.QPS = -1
 	pods, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("reach the API server: %w", err)
@@ -181,7 +185,9 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		return err
 	}
 	n.setPlugin(deviceplugin.New(deviceplugin.Config{KubeletDir: o.kubeletDir, Slices: n.agent, Log: log}))
-	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent}, Log: log})
+	hook := monitor.NewHook()
+	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent}, Log: log,
+		Answered: func(r nrihook.Result, took time.Duration) { hook.Answered(string(r), took) }})
 
 	// The parts live or die apart: one that ends is started again, and none of
 	// them takes the others along.
@@ -194,7 +200,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		{"device plugin", n.plugin.Run},
 		{"agent", n.agent.Run},
 		{"monitor", func(ctx context.Context) error {
-			return serveHTTP(ctx, o.metricsAddr, monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready}))
+			return serveHTTP(ctx, o.metricsAddr, monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready, Hook: hook}))
 		}},
 		{"local API", func(ctx context.Context) error { return serveSocket(ctx, o, n, log) }},
 	} {

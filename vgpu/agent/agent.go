@@ -120,7 +120,7 @@ type holding struct {
 	record
 	// prepared says that the files are in place.
 	prepared bool
-	// used are the containers that ever ran with their slice.
+	// used are the containers that may have run with their slice.
 	used map[string]bool
 	// tallies are what was counted of each container, by card.
 	tallies map[string][]tally
@@ -223,6 +223,11 @@ func (a *Agent) replay() error {
 	}
 	for _, r := range records {
 		h := &holding{record: r, used: map[string]bool{}}
+		for name := range r.Grant.Containers {
+			// It may have run and ended before this process knew of it, and
+			// what its processes were charged is still to be taken off.
+			h.used[name] = true
+		}
 		a.held[r.Grant.UID] = h
 		if r.State == stateHeld {
 			if err := a.prepareFiles(r); err != nil {

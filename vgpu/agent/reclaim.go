@@ -48,7 +48,9 @@ func (a *Agent) shares() []share {
 			if cards[0].Mode != api.ModeVGPU || !h.used[name] {
 				continue
 			}
-			s := share{uid: uid, container: name, usage: a.files.usage(uid, name), running: running[[2]string{uid, name}]}
+			s := share{uid: uid, container: name, usage: a.files.usage(uid, name),
+				// Until the runtime has told, each may be running.
+				running: running[[2]string{uid, name}] || !a.listed}
 			for _, c := range cards {
 				s.cards = append(s.cards, c.Card)
 			}

@@ -125,6 +125,35 @@ func TestTheChargeOfADeadProcessGoesWhenTheDriverHasLetGo(t *testing.T) {
 	eventually(t, "all is taken off", func() bool { return charged() == 0 })
 }
 
+// A container that ended while no agent was there leaves the charge of its
+// processes behind: an init container that runs again would find it.
+func TestTheChargeOfAContainerThatEndedUnseenGoes(t *testing.T) {
+	n, usage := startShare(t)
+	dies, p := tenant(t)
+	takeSlot(t, usage, 0, p, 10<<20, 0)
+	n.stop()
+	dies.Process.Kill()
+	dies.Wait()
+	n.start()
+	n.link()
+	eventually(t, "its charge is taken off", func() bool {
+		u, err := region.ReadUsage(usage, 1)
+		return err == nil && u.Total(0).UsedBytes == 0
+	})
+}
+
+// Before the runtime has told what runs, a container that isn't known may run.
+func TestNothingIsTakenOffBeforeTheRuntimeHasTold(t *testing.T) {
+	n, usage := startShare(t)
+	takeSlot(t, usage, 0, region.Process{PID: 7, StartTicks: 1, PIDNamespace: 12345}, 10<<20, 0)
+	n.stop()
+	n.start()
+	time.Sleep(3 * reclaimEvery)
+	if u, err := region.ReadUsage(usage, 1); err != nil || u.Total(0).UsedBytes != 10<<20 {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
 func TestAnOwnerThatCannotBeSeenIsNotTakenForDead(t *testing.T) {
 	_, usage := startShare(t)
 	// A PID namespace of which no process is seen here, as for an agent that
