@@ -533,3 +533,63 @@ func TestContrivedPodsAreGivenUp(t *testing.T) {
 		t.Fatalf("took %v", d)
 	}
 }
+
+// A hundred pods that wait for room are woken in as many rounds as the limit
+// makes of them, without a pause between the rounds, and no more than fit.
+func TestABurstOfWaitersIsWokenAtOnce(t *testing.T) {
+	r := cluster(place.Config{}, 1, 8)
+	for i := range 8 {
+		r.run(t, pod(fmt.Sprint("holder", i), share(81920)))
+	}
+	for i := range 100 {
+		p := pod(fmt.Sprintf("w%03d", i), share(8192))
+		p.Created = epoch.Add(time.Duration(i) * time.Millisecond)
+		if f := r.filter(p); len(f.Nodes) > 0 {
+			t.Fatalf("%+v", f)
+		}
+	}
+	for i := range 8 {
+		r.l.DropPod(fmt.Sprint("uid-holder", i), epoch)
+	}
+	freed := r.l.TakeFreed()
+	now, woken := epoch, map[string]bool{}
+	for round := 1; ; round++ {
+		refs, again := r.Wake(freed, 20, now)
+		for _, ref := range refs {
+			if woken[ref.Name] {
+				t.Fatalf("%s is woken again in round %d", ref.Name, round)
+			}
+			woken[ref.Name] = true
+		}
+		if len(woken) == 80 {
+			break // ten to a card
+		}
+		if again.After(now) {
+			t.Fatalf("round %d: %d are woken, and the next round is at %v", round, len(woken), again.Sub(epoch))
+		}
+		now = now.Add(100 * time.Millisecond)
+	}
+	if refs, _ := r.Wake(freed, 20, now); len(refs) > 0 {
+		t.Fatalf("%d more are woken than fit", len(refs))
+	}
+}
+
+// Pods that don't fit are no obstacle for those behind them, however many.
+func TestManyWaitersThatDoNotFitHideNone(t *testing.T) {
+	r := cluster(place.Config{}, 2, 1)
+	r.run(t, pod("holder", share(40000)))
+	r.run(t, pod("half", share(41920)))
+	r.run(t, pod("other", share(81920)))
+	for i := range 3000 {
+		p := pod(fmt.Sprintf("big%04d", i), share(81920))
+		p.Priority = 10
+		r.filter(p)
+	}
+	r.filter(pod("small", share(30000)))
+	r.l.TakeFreed()
+	r.l.DropPod("uid-holder", epoch)
+	refs, _ := r.Wake(r.l.TakeFreed(), 20, epoch)
+	if len(refs) != 1 || refs[0].Name != "small" {
+		t.Fatalf("woke %v", refs)
+	}
+}

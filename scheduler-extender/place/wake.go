@@ -98,28 +98,36 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 			views, served = append(views, &s.View), append(served, s.Served)
 		}
 	}
-	// Views only shrink in this round, so a shape that failed on all of them
-	// fails for all pods that may use any node.
-	hopeless := map[*shape]bool{}
+	// Views only shrink in this round, so where a shape failed it fails again:
+	// many pods of few kinds cost little, however many of them don't fit.
+	type try struct {
+		shape *shape
+		view  int
+	}
+	failed := map[try]bool{}
 	fits := 0
 	for _, w := range queue {
-		if hopeless[w.shape] {
-			continue
+		if len(wake) == limit {
+			// The next round knows that these were woken a moment ago.
+			later(now)
+			break
 		}
-		if len(wake) == limit || fits >= maxFits {
+		if fits >= maxFits {
 			later(now.Add(wakePause))
 			break
 		}
 		at, place := -1, fit.Placement(nil)
 		for i, v := range views {
-			if w.only != nil && !w.only[v.Name] {
+			if failed[try{w.shape, i}] || w.only != nil && !w.only[v.Name] {
 				continue
 			}
 			fits++
-			if pl, refusal := fit.Fit(v, w.ask, w.shape.policy.Card); refusal == nil {
+			pl, refusal := fit.Fit(v, w.ask, w.shape.policy.Card)
+			if refusal == nil {
 				at, place = i, pl
 				break
 			}
+			failed[try{w.shape, i}] = true
 		}
 		if at >= 0 && served[at] > w.served {
 			// A node that takes pods again is news, however often the pod was
@@ -128,7 +136,6 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 		}
 		switch {
 		case at < 0:
-			hopeless[w.shape] = w.only == nil
 			continue
 		case now.Before(w.notBefore):
 			// Something else keeps a pod pending that was woken so often.

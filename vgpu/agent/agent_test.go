@@ -449,6 +449,19 @@ func TestAGrantInASandboxIsCheckedWithTheAPIServer(t *testing.T) {
 	}
 }
 
+// After a start the runtime may tell of a container before the watch has shown
+// its pod. The pod's owner is told all the same why it is stopped.
+func TestAContainerOfAPodThatIsNotSeenYetIsStoppedWithAWord(t *testing.T) {
+	n := startNode(t)
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.mu.Lock()
+	delete(n.pods, "uid-1")
+	n.mu.Unlock()
+	n.link(RuntimeContainer{ID: "gap", PodUID: "uid-1", Name: "app"})
+	eventually(t, "an event", func() bool { return strings.Contains(n.api.said(), "pod-uid-1 StartedWithoutCard") })
+}
+
 func TestContainersThatStartedWithoutTheHookAreCountedAndStopped(t *testing.T) {
 	n := startNode(t)
 	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))

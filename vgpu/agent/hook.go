@@ -324,7 +324,7 @@ func (a *Agent) stopUnadjusted(uid string) {
 	}
 	var victims []victim
 	a.mu.Lock()
-	p := a.pods[uid]
+	p := a.named(uid)
 	for id, u := range a.containers {
 		if u.uid == uid && !u.stopped && a.unadjusted(u) {
 			victims = append(victims, victim{id, u})
@@ -347,6 +347,22 @@ func (a *Agent) stopUnadjusted(uid string) {
 			a.Log.Error("a container that started without the hook can't be stopped", "id", v.id, "error", err)
 		}
 	}
+}
+
+// named is a pod by as much as is known of it. After a start the runtime's list
+// may come before the watch has shown a pod, which then is known by its record,
+// or by its sandbox. a.mu is held.
+func (a *Agent) named(uid string) pod {
+	if p, ok := a.pods[uid]; ok {
+		return p
+	}
+	if h := a.held[uid]; h != nil {
+		return pod{uid: uid, namespace: h.Namespace, name: h.Pod}
+	}
+	if s, ok := a.sandboxes[uid]; ok {
+		return pod{uid: uid, namespace: s.namespace, name: s.name}
+	}
+	return pod{}
 }
 
 // killContainer ends the first process of a container, and with it all others.

@@ -47,6 +47,8 @@ type Options struct {
 	Name, Dir string
 	// Cards are the models of the node's software cards, such as a100-80.
 	Cards []string
+	// Audit is the lab's; see lab.Config.
+	Audit string
 }
 
 // Cluster is a lab with carve on it.
@@ -75,7 +77,7 @@ func Up(ctx context.Context, o Options, progress *lab.Progress) (*Cluster, error
 		return nil, err
 	}
 	l, err := lab.Up(ctx, lab.Config{
-		Name: o.Name, Dir: o.Dir, Programs: o.Programs,
+		Name: o.Name, Dir: o.Dir, Programs: o.Programs, Audit: o.Audit,
 		Binds: []lab.Bind{
 			{Source: root, Target: DriverRoot},
 			{Source: filepath.Join(o.Repo, "bin"), Target: Programs},

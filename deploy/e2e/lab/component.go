@@ -56,7 +56,11 @@ func etcdCommand(Config) []string {
 }
 
 func apiserverCommand(c Config) []string {
-	return []string{
+	var audit []string
+	if c.Audit != "" {
+		audit = []string{"--audit-policy-file=/etc/kubernetes/audit.yaml", "--audit-log-path=" + AuditLog, "--audit-log-mode=blocking"}
+	}
+	return append([]string{
 		"kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--v=1", "--profiling=false",
 		"--bind-address=0.0.0.0", "--secure-port=" + apiPort, "--advertise-address=" + c.Node.IP(),
 		"--tls-cert-file=" + pki + "apiserver.crt", "--tls-private-key-file=" + pki + "apiserver.key",
@@ -77,7 +81,7 @@ func apiserverCommand(c Config) []string {
 		"--enable-aggregator-routing",
 		// Otherwise a stop waits a minute for clients to end their watches.
 		"--shutdown-watch-termination-grace-period=1s",
-	}
+	}, audit...)
 }
 
 func controllerManagerCommand(c Config) []string {

@@ -31,6 +31,9 @@ type Config struct {
 	// /etc/kubernetes/scheduler.conf is its kubeconfig. Empty: the default
 	// scheduler.
 	SchedulerConfig string `json:"-"`
+	// Audit is a group of users whose writes the API server logs to AuditLog.
+	// Empty: none.
+	Audit string `json:"audit,omitempty"`
 	// Node is the lab's node. Zero fields get defaults.
 	Node Node `json:"node"`
 }
@@ -67,6 +70,10 @@ func ParseBind(s string) (Bind, error) {
 	}
 	return Bind{Source: source, Target: filepath.Clean(target)}, nil
 }
+
+// AuditLog is where the API server of a lab with Config.Audit logs writes, one
+// JSON object a line, before it answers them.
+const AuditLog = "/var/log/kubernetes/audit.log"
 
 // PrivateDirs are the folders whose content is the lab's own: writes there are
 // never seen outside. /run starts empty, the others start as on the machine.

@@ -15,7 +15,10 @@ var files embed.FS
 // writeConfigs writes the programs' configuration into the lab's folder, from
 // where it is seen at /etc/kubernetes.
 func (c Config) writeConfigs() error {
-	for _, name := range []string{"containerd.toml", "kubelet.yaml", "kube-proxy.yaml", "scheduler.yaml", "cni.conflist"} {
+	for _, name := range []string{"containerd.toml", "kubelet.yaml", "kube-proxy.yaml", "scheduler.yaml", "cni.conflist", "audit.yaml"} {
+		if name == "audit.yaml" && c.Audit == "" {
+			continue
+		}
 		data, err := c.render(name)
 		if err != nil {
 			return err

@@ -1,7 +1,8 @@
-// Command benchnode measures on a real node what carve adds to the time from a
-// pod's creation until it runs. It prints one line, "pod_running_ratio V ratio":
-// the median with a share over the median without, pods of the two kinds taking
-// turns in one run.
+// Command benchnode measures carve on a real node: what it adds to the time from
+// a pod's creation until it runs, how fast the hook answers a hundred containers
+// at once, and what carve writes to the API server, for each pod and while
+// nothing happens. It prints "name value unit" lines and takes about three
+// minutes.
 package main
 
 import (
@@ -61,12 +62,32 @@ func run(ctx context.Context) (err error) {
 			err = down
 		}
 	}()
-	c, err := install.Up(ctx, install.Options{Repo: repo, Programs: programs, Name: name, Dir: dir, Cards: []string{"a100-80"}}, progress)
+	c, err := install.Up(ctx, install.Options{Repo: repo, Programs: programs, Name: name, Dir: dir, Cards: []string{"a100-80", "a100-80"}, Audit: carves}, progress)
 	if err != nil {
 		return err
 	}
+	if err := starts(ctx, c); err != nil {
+		return err
+	}
+	if err := hookUnderBurst(ctx, c); err != nil {
+		return err
+	}
+	return idle(ctx, c)
+}
+
+// starts compares pods with and without a share, which take turns, and counts
+// what carve writes for those with one. (For the others it writes nothing; that
+// would show.)
+func starts(ctx context.Context, c *install.Cluster) error {
 	var with, without []time.Duration
+	var before int64
 	for i := range warmup + pairs {
+		if i == warmup {
+			if err := quiet(ctx, c); err != nil {
+				return err
+			}
+			before = logged(c)
+		}
 		for _, shared := range []bool{false, true} {
 			d, err := once(ctx, c, fmt.Sprintf("bench-%d-%t", i, shared), shared)
 			if err != nil {
@@ -84,6 +105,16 @@ func run(ctx context.Context) (err error) {
 	w, wo := median(with), median(without)
 	fmt.Fprintf(os.Stderr, "creation to running, median of %d: %s with a share, %s without\n", pairs, w, wo)
 	fmt.Printf("pod_running_ratio %.3f ratio\n", w.Seconds()/wo.Seconds())
+	if err := quiet(ctx, c); err != nil {
+		return err
+	}
+	writes, err := since(c, before)
+	if err != nil {
+		return err
+	}
+	tell("one pod after another", writes)
+	fmt.Printf("gpunode_writes_per_pod %.2f writes\n", float64(writes.of("gpunodes"))/pairs)
+	fmt.Printf("api_writes_per_pod %.2f writes\n", float64(len(writes))/pairs)
 	return nil
 }
 
