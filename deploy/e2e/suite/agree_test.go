@@ -38,7 +38,7 @@ import (
 // extender's sums. What differs fails the test. See package audit.
 func agree(t *testing.T) audit.Findings {
 	t.Helper()
-	f := settle(t)
+	f := settle(t.Context())
 	for _, line := range f.Lines {
 		t.Error(line)
 	}
@@ -48,9 +48,8 @@ func agree(t *testing.T) audit.Findings {
 // settle looks until all agree, or patience ends; then it says what doesn't.
 // The parts of one look are of different moments, so on a node on which
 // something still happens a look finds more than there is, and is repeated.
-func settle(t *testing.T) audit.Findings {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+func settle(ctx context.Context) audit.Findings {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var last audit.Findings
 	for {
