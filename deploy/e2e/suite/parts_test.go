@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -219,7 +220,10 @@ func podReady(p *corev1.Pod) bool {
 func post(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
 	var out *corev1.Pod
 	err := await(ctx, "pod "+p.Name+" to be created", func(ctx context.Context) (err error) {
-		out, err = cluster.Client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{})
+		if out, err = cluster.Client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+			// An earlier try whose answer was lost.
+			out, err = cluster.Client.CoreV1().Pods(ns).Get(ctx, p.Name, metav1.GetOptions{})
+		}
 		return err
 	})
 	return out, err
