@@ -51,7 +51,7 @@ func TestChaos(t *testing.T) {
 	anchor := newAnchor(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	for i := range 4 {
+	for i := range 5 {
 		wg.Go(func() { c.comeAndGo(ctx, i, rand.New(rand.NewPCG(uint64(seed), uint64(i)))) })
 	}
 	wg.Go(func() { c.watchContainers(ctx, h) })
@@ -194,6 +194,7 @@ func (c *chaos) round(ctx context.Context, n int, r *rand.Rand) error {
 	seeds := [2]uint64{r.Uint64(), r.Uint64()}
 	var wg sync.WaitGroup
 	var errs [2]error
+	wait(ctx, 3*time.Second) // for pods to come
 	wg.Go(func() {
 		r := rand.New(rand.NewPCG(seeds[0], 0))
 		agent := partByName("agent")
@@ -201,7 +202,13 @@ func (c *chaos) round(ctx context.Context, n int, r *rand.Rand) error {
 			if errs[0] = c.kill(ctx, agent); errs[0] != nil {
 				return
 			}
-			wait(ctx, time.Duration(r.Float64()*r.Float64()*float64(1500*time.Millisecond)))
+			// As a rule the next one comes while it still takes over what there
+			// is; now and then it has time to be ready, and pods to come.
+			life := r.Float64() * 0.7
+			if r.IntN(5) == 0 {
+				life = 3 + 3*r.Float64()
+			}
+			wait(ctx, time.Duration(life*float64(time.Second)))
 		}
 	})
 	wg.Go(func() {
@@ -358,14 +365,14 @@ func (c *chaos) comeAndGo(ctx context.Context, worker int, r *rand.Rand) {
 		for i := range p.Spec.Containers {
 			p.Spec.Containers[i].VolumeMounts = append(p.Spec.Containers[i].VolumeMounts, corev1.VolumeMount{Name: "chaos", MountPath: "/chaos"})
 		}
-		life := time.Duration(r.ExpFloat64() * float64(3*time.Second))
+		life := time.Duration(r.ExpFloat64() * float64(5*time.Second))
 		force := r.IntN(4) == 0
 		c.step(func() {
 			if _, err := post(ctx, p); err != nil && ctx.Err() == nil {
 				c.t.Errorf("create %s: %v", p.Name, err)
 			}
 		})
-		wait(ctx, min(life, 12*time.Second))
+		wait(ctx, min(life, 20*time.Second))
 		c.step(func() { c.endOne(ctx, p.Name, s.name, force) })
 	}
 }

@@ -265,17 +265,19 @@ func enterPreStart(ctx context.Context, name string) (s scene, err error) {
 	if err != nil {
 		return s, err
 	}
+	pid, err := firstProcess(ctx, agent.Id)
+	if err != nil {
+		return s, err
+	}
 	if err = signalContainer(ctx, agent.Id, unix.SIGSTOP); err != nil {
 		return s, err
 	}
 	s.resume = func(ctx context.Context) error {
-		return await(ctx, "the agent to go on", func(ctx context.Context) error {
-			now, err := running1(ctx, "carve-node", "node")
-			if err != nil || now.Id != agent.Id {
-				return nil // it was the one that was killed
-			}
-			return signalContainer(ctx, agent.Id, unix.SIGCONT)
-		})
+		// It may be the part that was killed, and then there is none.
+		if err := signalContainer(ctx, agent.Id, unix.SIGCONT); err != nil && exists(onNode("/proc", fmt.Sprint(pid))) == nil {
+			return err
+		}
+		return nil
 	}
 	s.ended, s.again = runs, p
 	if err = errors.Join(bring(ctx), poke(ctx, name)); err != nil {
