@@ -63,17 +63,26 @@ test-c: ## tests of the C libraries
 test-go: native ## tests of the Go packages
 	go test ./...
 
+E2E_TIMEOUT := 40m
+# What the kill matrix and its kin found; the tests write it there.
+SHOW_E2E := cat build/e2e/*.txt
 .PHONY: test-e2e
 test-e2e: build $(BIN)/lab ## tests on a real kubelet, containerd and kube-scheduler
 	$(LAB) build
-	cd $(E2E) && CGO_ENABLED=0 go test -count=1 -timeout 40m ./...
+	@rm -f build/e2e/*.txt
+	cd $(E2E) && CGO_ENABLED=0 go test -count=1 -timeout $(E2E_TIMEOUT) ./...
+	@$(SHOW_E2E)
 
 # How many random cases a property is tried on in test-long.
 CHECKS ?= 50000
+# The kill matrix whole, and 1,000 kills (CARVE_KILLS, CARVE_SEED).
+test-long: export CARVE_E2E_LONG := 1
+test-long: E2E_TIMEOUT := 3h
 .PHONY: test-long
 test-long: test race asan fuzz ## the same with larger counts, sanitizers and fuzzing
 	go test -count=1 -timeout 60m ./api ./scheduler-extender/fit ./scheduler-extender/ledger -rapid.checks=$(CHECKS)
 	vgpu/soft/build/test/corrupt 300
+	@$(SHOW_E2E)
 
 .PHONY: race
 race: native ## the Go tests under the race detector
