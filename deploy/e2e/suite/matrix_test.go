@@ -54,7 +54,8 @@ func cell(ctx context.Context, name string, s state, p part, a *anchor) (remark 
 		if scene.resume != nil {
 			err = errors.Join(err, scene.resume(ctx))
 		}
-		err = errors.Join(err, vanish(ctx, name), vanish(ctx, name+"-next"))
+		zero := int64(0)
+		err = errors.Join(err, erase(ctx, name, &zero), vanish(ctx, name, name+"-next"))
 		if scene.clean != nil {
 			err = errors.Join(err, scene.clean(ctx))
 		}

@@ -262,31 +262,38 @@ func runs(p *corev1.Pod) error {
 	return nil
 }
 
-// vanish deletes a pod and waits until the API server and the runtime have
-// forgotten it. It is no error when it is gone.
-func vanish(ctx context.Context, name string) error {
-	if err := erase(ctx, name, nil); err != nil {
-		return err
+// vanish deletes pods and waits until the API server and the runtime have
+// forgotten them. It is no error when they are gone.
+func vanish(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		if err := erase(ctx, name, nil); err != nil {
+			return err
+		}
 	}
-	return await(ctx, "pod "+name+" to be gone", func(ctx context.Context) error {
-		_, err := cluster.Client.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			return errors.New("it is there")
-		}
-		if !notFound(err) {
-			return err
-		}
-		all, err := unfinished(ctx)
-		if err != nil {
-			return err
-		}
-		for _, c := range all {
-			if c.Labels[labelPod] == name {
-				return errors.New("a container of it runs")
+	for _, name := range names {
+		if err := await(ctx, "pod "+name+" to be gone", func(ctx context.Context) error {
+			_, err := cluster.Client.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
+			if err == nil {
+				return errors.New("it is there")
 			}
+			if !notFound(err) {
+				return err
+			}
+			all, err := unfinished(ctx)
+			if err != nil {
+				return err
+			}
+			for _, c := range all {
+				if c.Labels[labelPod] == name {
+					return errors.New("a container of it runs")
+				}
+			}
+			return nil
+		}); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // erase asks for a pod's deletion; grace overrides the pod's own.

@@ -72,10 +72,11 @@ func clearAll(ctx context.Context) error {
 		}
 		return nil
 	})
+	zero := int64(0)
 	for _, name := range names {
-		err = errors.Join(err, vanish(ctx, name))
+		err = errors.Join(err, erase(ctx, name, &zero))
 	}
-	return err
+	return errors.Join(err, vanish(ctx, names...))
 }
 
 // servesNext checks that the node gives a pod its share.

@@ -48,12 +48,14 @@ type scene struct {
 // there is room for a few more.
 func small() share { return share{"gpu": "1", "gpumem": "3000", "gpucores": "5"} }
 
-// idle is a pod with a share that idles.
-func idle(name string, s share) *corev1.Pod { return pod(name, container("app", s)) }
+// idle is a pod with a share that idles, and that goes as soon as it is told to.
+func idle(name string, s share) *corev1.Pod {
+	return script(name, s, `trap "exit 0" TERM; sleep 1000000 & wait`)
+}
 
 // script is a pod whose container runs a shell script.
 func script(name string, s share, text string) *corev1.Pod {
-	p := idle(name, s)
+	p := pod(name, container("app", s))
 	p.Spec.Containers[0].Command = []string{"/usr/bin/sh", "-c", text}
 	return p
 }
