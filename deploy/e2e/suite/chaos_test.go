@@ -194,7 +194,7 @@ func (c *chaos) round(ctx context.Context, n int, r *rand.Rand) error {
 	seeds := [2]uint64{r.Uint64(), r.Uint64()}
 	var wg sync.WaitGroup
 	var errs [2]error
-	wait(ctx, 3*time.Second) // for pods to come
+	wait(ctx, 2*time.Second) // for pods to come
 	wg.Go(func() {
 		r := rand.New(rand.NewPCG(seeds[0], 0))
 		agent := partByName("agent")
@@ -205,8 +205,11 @@ func (c *chaos) round(ctx context.Context, n int, r *rand.Rand) error {
 			// As a rule the next one comes while it still takes over what there
 			// is; now and then it has time to be ready, and pods to come.
 			life := r.Float64() * 0.7
-			if r.IntN(5) == 0 {
-				life = 3 + 3*r.Float64()
+			if r.IntN(6) == 0 {
+				if errs[0] = serving(ctx); errs[0] != nil {
+					return
+				}
+				life = 1 + 2*r.Float64()
 			}
 			wait(ctx, time.Duration(life*float64(time.Second)))
 		}

@@ -405,6 +405,9 @@ func enterCreated(ctx context.Context, name string) (s scene, err error) {
 	s.resume = func(context.Context) error { h.release(); return nil }
 	s.clean = func(context.Context) error { stop(); return nil }
 	p := idle(name, small())
+	// A kubelet that dies takes the start with it: the attempt ends, and is
+	// followed by another.
+	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	if _, err = post(ctx, p); err != nil {
 		return s, err
 	}
