@@ -36,9 +36,11 @@ type ContainerSpec struct {
 	Name string
 	Kind ContainerKind
 	// Resources are the container's limits, by resource name, each as the API
-	// server writes the quantity ("8k", "10Gi"). For extended resources
-	// requests equal limits.
+	// server writes the quantity ("8k", "10Gi").
 	Resources map[string]string
+	// Requests are its requests. The API server demands that they equal the
+	// limits for resources such as ours; where they are given, that is checked.
+	Requests map[string]string
 }
 
 // ContainerRequest is what one container asks for. Amounts hold for each of
@@ -173,6 +175,9 @@ func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
 		}
 		return q.value, true, nil
 	}
+	if err := equalRequests(c); err != nil {
+		return cr, false, err
+	}
 	cards, hasCards, err := number(ResourceGPU, MaxCardsPerContainer, fmt.Sprintf("0 to %d cards", MaxCardsPerContainer))
 	if err != nil {
 		return cr, false, err
@@ -181,7 +186,7 @@ func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
 	if err != nil {
 		return cr, false, err
 	}
-	percent, _, err := number(ResourceMemoryPercent, 100, "1 to 100 percent of each card's memory")
+	percent, _, err := number(ResourceMemoryPercent, 100, "1 to 100 percent of the memory of each card")
 	if err != nil {
 		return cr, false, err
 	}
@@ -236,6 +241,43 @@ func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
 	return cr, cr.Cards > 0, nil
 }
 
+// equalRequests holds the rule for resources that are whole and can't be
+// overcommitted.
+func equalRequests(c ContainerSpec) error {
+	names := make([]string, 0, len(c.Requests))
+	for name := range c.Requests {
+		if ours(name) {
+			names = append(names, name)
+		}
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		limit, ok := c.Resources[name]
+		if !ok {
+			return &FieldError{field(c, name) + " in requests", c.Requests[name], "the same amount in limits"}
+		}
+		if limit == c.Requests[name] {
+			continue
+		}
+		// A quantity that can't be read is refused below, where it is a limit.
+		l, errL := parseQuantity(limit)
+		r, errR := parseQuantity(c.Requests[name])
+		if errL == nil && (errR != nil || l.value != r.value) {
+			return &FieldError{field(c, name) + " in requests", c.Requests[name], "the amount in limits, " + clip(limit)}
+		}
+	}
+	return nil
+}
+
+// ours reports whether carve hands out a resource.
+func ours(name string) bool {
+	switch name {
+	case ResourceGPU, ResourceMemory, ResourceMemoryPercent, ResourceCores, ResourcePriority:
+		return true
+	}
+	return strings.HasPrefix(name, ResourceMIGPrefix)
+}
+
 func profiles(m map[string]int) string {
 	var names []string
 	for n := range m {
@@ -246,6 +288,9 @@ func profiles(m map[string]int) string {
 }
 
 func (r *Request) parseAnnotations(a map[string]string) error {
+	if err := mistyped(a); err != nil {
+		return err
+	}
 	oneOf := func(key, v string, allowed ...string) error {
 		for _, x := range allowed {
 			if v == x {
@@ -297,26 +342,21 @@ func (r *Request) parseAnnotations(a map[string]string) error {
 		}
 		r.LowPriority = v == "low"
 	}
-	r.Models = selector(a, AnnotationCardModels, HAMiUseModel, HAMiAvoidModel)
-	r.UUIDs = selector(a, AnnotationCardUUIDs, HAMiUseUUID, HAMiAvoidUUID)
-	return nil
+	var err error
+	if r.Models, err = selector(a, AnnotationCardModels, HAMiUseModel, HAMiAvoidModel, allowedModels, namesModel); err != nil {
+		return err
+	}
+	r.UUIDs, err = selector(a, AnnotationCardUUIDs, HAMiUseUUID, HAMiAvoidUUID, allowedUUIDs, namesCard)
+	return err
 }
 
-// selector reads our list with '!' exclusions, or HAMi's pair of lists.
-func selector(a map[string]string, ours, hamiOnly, hamiNot string) Selector {
-	var s Selector
+// selector reads our list with '!' exclusions, or HAMi's pair of lists, whose
+// empty entries mean nothing.
+func selector(a map[string]string, ours, hamiOnly, hamiNot, allowed string, good func(string) bool) (Selector, error) {
 	if v, ok := a[ours]; ok {
-		for _, e := range list(v) {
-			if n, not := strings.CutPrefix(e, "!"); not {
-				s.Not = append(s.Not, n)
-			} else {
-				s.Only = append(s.Only, e)
-			}
-		}
-		return s
+		return ourList(ours, v, allowed, good)
 	}
-	s.Only, s.Not = list(a[hamiOnly]), list(a[hamiNot])
-	return s
+	return Selector{Only: list(a[hamiOnly]), Not: list(a[hamiNot])}, nil
 }
 
 func list(v string) []string {

@@ -2,7 +2,10 @@ package api_test
 
 import (
 	"errors"
+	"os"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,6 +29,11 @@ func one(c api.ContainerRequest) api.Request {
 	c.Name = "app"
 	return api.Request{Containers: []api.ContainerRequest{c}}
 }
+
+const (
+	cardA = "GPU-6f6e0a5b-1c39-4d5e-8f00-00000000000a"
+	cardB = "GPU-6F6E0A5B-1C39-4D5E-8F00-00000000000B"
+)
 
 func TestParseRequest(t *testing.T) {
 	whole := func(n int) api.Request { return one(api.ContainerRequest{Cards: n, Whole: true}) }
@@ -54,7 +62,11 @@ func TestParseRequest(t *testing.T) {
 		"a policy":                                         {app("nvidia.com/gpumem", "8000"), map[string]string{api.AnnotationCardPolicy: "spread"}, with(share, func(r *api.Request) { r.Policy = "spread" })},
 		"HAMi's policy":                                    {app("nvidia.com/gpumem", "8000"), map[string]string{api.HAMiCardPolicy: "topology-aware"}, with(share, func(r *api.Request) { r.Policy = "topology" })},
 		"HAMi's mutex spreads":                             {app("nvidia.com/gpumem", "8000"), map[string]string{api.HAMiCardPolicy: "mutex"}, with(share, func(r *api.Request) { r.Policy = "spread" })},
-		"models, some of them excluded":                    {app("nvidia.com/gpumem", "8000"), map[string]string{api.AnnotationCardModels: "A100, !A100-40 ,"}, with(share, func(r *api.Request) { r.Models = api.Selector{Only: []string{"A100"}, Not: []string{"A100-40"}} })},
+		"models, some of them excluded":                    {app("nvidia.com/gpumem", "8000"), map[string]string{api.AnnotationCardModels: "A100, ! A100-40 "}, with(share, func(r *api.Request) { r.Models = api.Selector{Only: []string{"A100"}, Not: []string{"A100-40"}} })},
+		"cards, some of them excluded":                     {app("nvidia.com/gpumem", "8000"), map[string]string{api.AnnotationCardUUIDs: cardA + ",!" + cardB}, with(share, func(r *api.Request) { r.UUIDs = api.Selector{Only: []string{cardA}, Not: []string{cardB}} })},
+		"annotations that carve wrote":                     {app("nvidia.com/gpumem", "8000"), map[string]string{api.AnnotationGrant: "x", api.AnnotationWake: "1", api.AnnotationResize: "x", api.AnnotationResizeResult: "x"}, share},
+		"an unknown key on a pod that asks for nothing":    {app("cpu", "1"), map[string]string{"carve.dev/card-modles": "A100"}, api.Request{}},
+		"HAMi's list with an empty entry":                  {app("nvidia.com/gpumem", "8000"), map[string]string{api.HAMiUseModel: "A100,"}, with(share, func(r *api.Request) { r.Models = api.Selector{Only: []string{"A100"}} })},
 		"HAMi's pair of lists":                             {app("nvidia.com/gpumem", "8000"), map[string]string{api.HAMiUseUUID: "GPU-a,GPU-b", api.HAMiAvoidUUID: "GPU-c"}, with(share, func(r *api.Request) { r.UUIDs = api.Selector{Only: []string{"GPU-a", "GPU-b"}, Not: []string{"GPU-c"}} })},
 		"share-11: containers by name, in their order": {[]api.ContainerSpec{
 			{Name: "setup", Kind: api.Init}, {Name: "side", Kind: api.Sidecar, Resources: res("nvidia.com/gpumem", "1000")},
@@ -77,29 +89,42 @@ func TestRequestsThatCanNotBeMeant(t *testing.T) {
 		annotations  map[string]string
 		field, value string
 	}{
-		"101 percent of compute":        {[]string{"nvidia.com/gpucores", "101"}, nil, "nvidia.com/gpucores", "101"},
-		"101 percent of memory":         {[]string{"nvidia.com/gpumem-percentage", "101"}, nil, "nvidia.com/gpumem-percentage", "101"},
-		"a negative number of cards":    {[]string{"nvidia.com/gpu", "-1"}, nil, "nvidia.com/gpu", "-1"},
-		"more cards than any node has":  {[]string{"nvidia.com/gpu", "17"}, nil, "nvidia.com/gpu", "17"},
-		"more memory than any card has": {[]string{"nvidia.com/gpumem", "8G"}, nil, "nvidia.com/gpumem", "8G"},
-		"half a card":                   {[]string{"nvidia.com/gpu", "500m"}, nil, "nvidia.com/gpu", "500m"},
-		"memory in both ways":           {[]string{"nvidia.com/gpumem", "1", "nvidia.com/gpumem-percentage", "1"}, nil, "nvidia.com/gpumem-percentage", "1"},
-		"a share of no card":            {[]string{"nvidia.com/gpu", "0", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/gpu", "0"},
-		"instances and a share":         {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/mig-*", "1g.10gb"},
-		"instances and a card":          {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpu", "1"}, nil, "nvidia.com/mig-*", "1g.10gb"},
-		"a million instances":           {[]string{"nvidia.com/mig-1g.10gb", "1000000"}, nil, "nvidia.com/mig-1g.10gb", "1000000"},
-		"a third priority":              {[]string{"nvidia.com/gpumem", "1", "nvidia.com/priority", "2"}, nil, "nvidia.com/priority", "2"},
-		"an unknown isolation":          {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationIsolation: "vm"}, api.AnnotationIsolation, "vm"},
-		"an unknown mode of HAMi's":     {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiMode: "vm"}, api.HAMiMode, "vm"},
-		"an unknown policy":             {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardPolicy: "best"}, api.AnnotationCardPolicy, "best"},
-		"an unknown policy of HAMi's":   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiCardPolicy: "best"}, api.HAMiCardPolicy, "best"},
-		"an unknown compute policy":     {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCompute: "soft"}, api.AnnotationCompute, "soft"},
-		"an unknown compute priority":   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationComputePriority: "2"}, api.AnnotationComputePriority, "2"},
+		"101 percent of compute":              {[]string{"nvidia.com/gpucores", "101"}, nil, "nvidia.com/gpucores", "101"},
+		"101 percent of memory":               {[]string{"nvidia.com/gpumem-percentage", "101"}, nil, "nvidia.com/gpumem-percentage", "101"},
+		"a negative number of cards":          {[]string{"nvidia.com/gpu", "-1"}, nil, "nvidia.com/gpu", "-1"},
+		"more cards than any node has":        {[]string{"nvidia.com/gpu", "17"}, nil, "nvidia.com/gpu", "17"},
+		"more memory than any card has":       {[]string{"nvidia.com/gpumem", "8G"}, nil, "nvidia.com/gpumem", "8G"},
+		"half a card":                         {[]string{"nvidia.com/gpu", "500m"}, nil, "nvidia.com/gpu", "500m"},
+		"memory in both ways":                 {[]string{"nvidia.com/gpumem", "1", "nvidia.com/gpumem-percentage", "1"}, nil, "nvidia.com/gpumem-percentage", "1"},
+		"a share of no card":                  {[]string{"nvidia.com/gpu", "0", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/gpu", "0"},
+		"instances and a share":               {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/mig-*", "1g.10gb"},
+		"instances and a card":                {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpu", "1"}, nil, "nvidia.com/mig-*", "1g.10gb"},
+		"a million instances":                 {[]string{"nvidia.com/mig-1g.10gb", "1000000"}, nil, "nvidia.com/mig-1g.10gb", "1000000"},
+		"a third priority":                    {[]string{"nvidia.com/gpumem", "1", "nvidia.com/priority", "2"}, nil, "nvidia.com/priority", "2"},
+		"an unknown isolation":                {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationIsolation: "vm"}, api.AnnotationIsolation, "vm"},
+		"an unknown mode of HAMi's":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiMode: "vm"}, api.HAMiMode, "vm"},
+		"an unknown policy":                   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardPolicy: "best"}, api.AnnotationCardPolicy, "best"},
+		"an unknown policy of HAMi's":         {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiCardPolicy: "best"}, api.HAMiCardPolicy, "best"},
+		"an unknown compute policy":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCompute: "soft"}, api.AnnotationCompute, "soft"},
+		"a mistyped annotation":               {[]string{"nvidia.com/gpumem", "1"}, map[string]string{"carve.dev/card-modles": "A100"}, "annotations", "carve.dev/card-modles"},
+		"a container's annotation on a pod":   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationSlice: "x/y@1"}, "annotations", api.AnnotationSlice},
+		"a resource's name as an annotation":  {[]string{"nvidia.com/gpumem", "1"}, map[string]string{"carve.dev/gpumem": "1"}, "annotations", "carve.dev/gpumem"},
+		"no models":                           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: ""}, api.AnnotationCardModels, ""},
+		"an empty model":                      {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "A100, ,H100"}, api.AnnotationCardModels, " (in A100, ,H100)"},
+		"a model list that ends with a comma": {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "A100,"}, api.AnnotationCardModels, " (in A100,)"},
+		"no model excluded":                   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "!"}, api.AnnotationCardModels, "!"},
+		"no card excluded":                    {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA + ",! "}, api.AnnotationCardUUIDs, "! (in "},
+		"an index for a card":                 {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: "0"}, api.AnnotationCardUUIDs, "0"},
+		"a UUID that is cut short":            {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA[:20]}, api.AnnotationCardUUIDs, cardA[:20]},
+		"a UUID with a letter that isn't":     {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA[:39] + "g"}, api.AnnotationCardUUIDs, cardA[:39] + "g"},
+		"a UUID without its dashes":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: strings.ReplaceAll(cardA, "-", "0")}, api.AnnotationCardUUIDs, ""},
+		"an instance's UUID":                  {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: "MIG" + cardA[3:]}, api.AnnotationCardUUIDs, "MIG"},
+		"an unknown compute priority":         {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationComputePriority: "2"}, api.AnnotationComputePriority, "2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := api.ParseRequest(app(c.kv...), c.annotations)
 			var field *api.FieldError
-			if !errors.As(err, &field) || !strings.Contains(field.Field, c.field) || field.Value != c.value || field.Allowed == "" {
+			if !errors.As(err, &field) || !strings.Contains(field.Field, c.field) || !strings.HasPrefix(field.Value, c.value) || field.Allowed == "" {
 				t.Fatalf("%+v, %v", got, err)
 			}
 			if !reflect.DeepEqual(got, api.Request{}) {
@@ -135,6 +160,8 @@ func FuzzParseRequest(f *testing.F) {
 	f.Add("nvidia.com/gpu", "1", "nvidia.com/gpumem", "8Gi", api.AnnotationIsolation, "vgpu")
 	f.Add("nvidia.com/gpucores", "101", "nvidia.com/priority", "1", api.AnnotationCardPolicy, "spread")
 	f.Add("nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpumem-percentage", "50", api.AnnotationCardModels, "A100,!H100,,")
+	f.Add("nvidia.com/gpumem", "100", "", "", api.AnnotationCardUUIDs, cardA+",!"+cardB)
+	f.Add("nvidia.com/gpumem", "100", "", "", "carve.dev/grants", "{}")
 	f.Add("", "", "cpu", "1", "", "")
 	f.Fuzz(func(t *testing.T, k1, v1, k2, v2, annotation, value string) {
 		r, err := api.ParseRequest(app(k1, v1, k2, v2), map[string]string{annotation: value})
@@ -161,6 +188,74 @@ func FuzzParseRequest(f *testing.F) {
 			t.Fatalf("%+v, then %+v, %v", r, again, err)
 		}
 	})
+}
+
+// The API server demands it of resources that can't be overcommitted; what came
+// to us on another way is held to it as well.
+func TestRequestsEqualLimits(t *testing.T) {
+	for name, c := range map[string]struct {
+		limits, requests map[string]string
+		good             bool
+	}{
+		"none given":              {res("nvidia.com/gpumem", "8k"), nil, true},
+		"the same":                {res("nvidia.com/gpumem", "8k"), res("nvidia.com/gpumem", "8k"), true},
+		"the same amount":         {res("nvidia.com/gpumem", "8k"), res("nvidia.com/gpumem", "8000"), true},
+		"another amount":          {res("nvidia.com/gpumem", "8k"), res("nvidia.com/gpumem", "4k"), false},
+		"no limit":                {nil, res("nvidia.com/gpu", "1"), false},
+		"no limit of an instance": {nil, res("nvidia.com/mig-1g.10gb", "1"), false},
+		"a request that is none":  {res("nvidia.com/gpu", "1"), res("nvidia.com/gpu", "one"), false},
+		"of others' resources":    {res("nvidia.com/gpu", "1", "cpu", "2"), res("cpu", "1", "memory", "1Gi"), true},
+	} {
+		r, err := api.ParseRequest([]api.ContainerSpec{{Name: "app", Resources: c.limits, Requests: c.requests}}, nil)
+		if (err == nil) != c.good || err != nil && !strings.Contains(err.Error(), "in requests") {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}
+
+func TestAnnotationsAreSortedAndHoldWhatIsWritten(t *testing.T) {
+	all := api.Annotations()
+	if !slices.IsSorted(all) {
+		t.Errorf("%q", all)
+	}
+	for _, key := range api.OwnAnnotations() {
+		if !slices.Contains(all, key) {
+			t.Errorf("%s is written and not known", key)
+		}
+	}
+}
+
+func TestCDIDevicesInAnnotations(t *testing.T) {
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		want        string
+	}{
+		"none":                        {nil, ""},
+		"NVIDIA's plugin, a pod":      {map[string]string{"nvidia.cdi.k8s.io/pod": "nvidia.com/gpu=0"}, "nvidia.cdi.k8s.io/pod"},
+		"its management devices":      {map[string]string{"nvidia.cdi.k8s.io/container.app": "management.nvidia.com/gpu=all"}, "nvidia.cdi.k8s.io/container.app"},
+		"whatever is asked of it":     {map[string]string{"nvidia.cdi.k8s.io/x": ""}, "nvidia.cdi.k8s.io/x"},
+		"the runtime's":               {map[string]string{"cdi.k8s.io/x": "vendor.com/nic=0,nvidia.com/gpu=all"}, "cdi.k8s.io/x"},
+		"other vendors' devices":      {map[string]string{"cdi.k8s.io/x": "vendor.com/nic=0"}, ""},
+		"two, the first is named":     {map[string]string{"nvidia.cdi.k8s.io/b": "", "nvidia.cdi.k8s.io/a": ""}, "nvidia.cdi.k8s.io/a"},
+		"a key that only looks alike": {map[string]string{"my.nvidia.cdi.k8s.io/a": "nvidia.com/gpu=0"}, ""},
+	} {
+		key, found := api.NamesCDIDevices(c.annotations)
+		if key != c.want || found != (c.want != "") {
+			t.Errorf("%s: %q, %t", name, key, found)
+		}
+	}
+}
+
+func TestSmallSharesAreWarnedOf(t *testing.T) {
+	for kv, want := range map[[2]string]int{
+		{"nvidia.com/gpumem", "100"}: 1, {"nvidia.com/gpumem", "512"}: 0, {"nvidia.com/gpumem", "8Mi"}: 1,
+		{"nvidia.com/gpucores", "1"}: 0, {"nvidia.com/gpumem-percentage", "1"}: 0, {"nvidia.com/gpu", "1"}: 0,
+	} {
+		r, err := api.ParseRequest(app(kv[:]...), nil)
+		if w := r.Warnings(); err != nil || len(w) != want {
+			t.Errorf("%s: %q, %v", kv, w, err)
+		}
+	}
 }
 
 func TestZeroMemoryBesideACardIsRefused(t *testing.T) {
@@ -193,5 +288,21 @@ func TestWholeOnly(t *testing.T) {
 		if err != nil || r.WholeOnly() != c.want {
 			t.Errorf("%s: %t, %v", name, r.WholeOnly(), err)
 		}
+	}
+}
+
+// The policy has the list a second time, since CEL can't read ours.
+func TestPolicyKnowsOurAnnotations(t *testing.T) {
+	text, err := os.ReadFile("../deploy/manifests/policy-request.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, found := strings.Cut(string(text), "- name: known\n")
+	list, _, ended := strings.Cut(list, "]\n")
+	if !found || !ended {
+		t.Fatal("the policy has no variable known")
+	}
+	if got := regexp.MustCompile(`carve\.dev/[a-z-]+`).FindAllString(list, -1); !slices.Equal(got, api.Annotations()) {
+		t.Errorf("the policy knows %q\nwanted are %q", got, api.Annotations())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/carve-gpu/carve/api"
@@ -151,7 +152,13 @@ func (v *podView) pod() (place.Pod, error) {
 func (c *containerView) spec(kind api.ContainerKind) api.ContainerSpec {
 	s := api.ContainerSpec{Name: c.Name, Kind: kind, Resources: make(map[string]string, len(c.Resources.Limits))}
 	for k, q := range c.Resources.Requests {
-		s.Resources[k] = string(q)
+		if !strings.HasPrefix(k, "nvidia.com/") {
+			continue
+		}
+		if s.Requests == nil {
+			s.Requests = map[string]string{}
+		}
+		s.Requests[k] = string(q)
 	}
 	for k, q := range c.Resources.Limits {
 		s.Resources[k] = string(q)

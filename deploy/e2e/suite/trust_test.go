@@ -15,10 +15,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/gpunodes"
+	"github.com/carve-gpu/carve/api/v1alpha1"
 )
 
 // forged is a grant of everything, for a pod.
@@ -121,12 +123,25 @@ func TestForgedGrantIsDenied(t *testing.T) {
 	})
 }
 
+// createPast makes a pod that another scheduler than ours puts on the node, by a
+// binding without a grant. (spec.nodeName at creation is refused by a policy.)
+func createPast(t *testing.T, p *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	p.Spec.SchedulerName = "nobody"
+	p = create(t, p)
+	if err := cluster.Client.CoreV1().Pods(p.Namespace).Bind(t.Context(), &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, UID: p.UID},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: cluster.Lab.Config().Node.Name},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatalf("bind pod %s: %v", p.Name, err)
+	}
+	return p
+}
+
 // TestBypassingTheExtenderGivesNoCard binds a pod that asks for a card without
-// a grant, as any user with the right to create pods with a nodeName can.
+// a grant, as any user with the right to create bindings can.
 func TestBypassingTheExtenderGivesNoCard(t *testing.T) {
-	p := pod("past", container("app", share{"gpumem": "1000"}))
-	p.Spec.NodeName = cluster.Lab.Config().Node.Name
-	create(t, p)
+	createPast(t, pod("past", container("app", share{"gpumem": "1000"})))
 	eventually(t, "the container to be refused with a sentence", func(ctx context.Context) string {
 		p := get(ctx, t, "past")
 		if p.Status.Phase == corev1.PodFailed {
@@ -250,5 +265,48 @@ func TestAgentsWriteTheirOwnReportOnly(t *testing.T) {
 	}
 	if _, err := as(name).UpdateStatus(t.Context(), report); err != nil && !apierrors.IsConflict(err) {
 		t.Errorf("the agent of %s may not write its own report: %v", name, err)
+	}
+
+	// Other nodes' objects, the operator's wishes, and taking an object away.
+	slots := int32(1)
+	for what, err := range map[string]error{
+		"another node's object": func() error {
+			_, err := as(name).Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "another-node"}})
+			return err
+		}(),
+		"its own with a spec": func() error {
+			_, err := as("another-node").Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "another-node"}, Spec: v1alpha1.GPUNodeSpec{SlotsPerCard: &slots}})
+			return err
+		}(),
+		"a change of its spec": func() error {
+			_, err := as(name).Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec":{"slotsPerCard":1}}`))
+			return err
+		}(),
+		"the end of its object": as(name).Delete(t.Context(), name),
+	} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	// The status subresource drops the spec.
+	if report, err = cluster.Nodes.Get(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	report.Spec.SlotsPerCard = &slots
+	if out, err := as(name).UpdateStatus(t.Context(), report); err == nil && out.Spec.SlotsPerCard != nil {
+		t.Error("the agent changed its spec by way of the status")
+	}
+	// The capacity of another Node, which anybody's scheduler believes.
+	for node, good := range map[string]bool{"another-node": false, name: true} {
+		c := rest.CopyConfig(config)
+		c.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:carve-system:carve-node", Extra: map[string][]string{"authentication.kubernetes.io/node-name": {node}}}
+		client, err := kubernetes.NewForConfig(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = client.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, []byte(`{"status":{"capacity":{"carve.dev/test":null}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
+		if good && err != nil || !good && !apierrors.IsForbidden(err) {
+			t.Errorf("the agent of %s writes the capacity of %s: %v", node, name, err)
+		}
 	}
 }
