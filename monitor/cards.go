@@ -20,6 +20,9 @@ var (
 	cardGranted    = cardDesc("memory_granted_bytes", "Memory that slices on this node hold of the card; the whole card where one pod holds it.")
 	cardCores      = cardDesc("compute_granted_ratio", "Compute that slices hold of the card, 0 to 1.")
 	cardProcesses  = cardDesc("processes", "Processes with a context on the card.")
+	cardBusy       = cardDesc("utilization_ratio", "Part of the driver's last period in which a kernel ran, 0 to 1.")
+	cardPower      = cardDesc("power_watts", "Power that the card draws.")
+	cardTemp       = cardDesc("temperature_celsius", "Temperature of the card's chip.")
 	cardSampleTime = cardDesc("sample_timestamp_seconds", "When the card's memory was read.")
 )
 
@@ -28,7 +31,7 @@ var (
 type cardCollector struct{ *cached }
 
 func (cardCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardProcesses, cardSampleTime} {
+	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardProcesses, cardBusy, cardPower, cardTemp, cardSampleTime} {
 		ch <- d
 	}
 }
@@ -46,6 +49,14 @@ func (c cardCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(ch, cardUsed, float64(card.Sample.UsedBytes), labels...)
 		gauge(ch, cardProcesses, float64(len(card.Sample.Processes)), labels...)
+		for _, l := range []struct {
+			desc  *prometheus.Desc
+			value *float64
+		}{{cardBusy, card.Sample.UtilizationRatio}, {cardPower, card.Sample.PowerWatts}, {cardTemp, card.Sample.TemperatureCelsius}} {
+			if l.value != nil {
+				gauge(ch, l.desc, *l.value, labels...)
+			}
+		}
 		gauge(ch, cardSampleTime, float64(card.Sample.At.UnixMilli())/1000, labels...)
 	}
 }

@@ -45,6 +45,7 @@ func (s *source) set(change func(*View)) {
 }
 
 func testView() View {
+	busy, watts := 0.25, 103.5 // and no temperature
 	card := func(index int, uuid, model string) gpu.Card {
 		return gpu.Card{UUID: uuid, Index: index, Model: model, MemoryBytes: 80 << 30, ReservedBytes: 1 << 29}
 	}
@@ -53,7 +54,7 @@ func testView() View {
 		Unadjusted: 1, Refused: 2, Records: 3,
 		Cards: []Card{
 			{Card: card(0, "GPU-a", "NVIDIA A100-SXM4-80GB"), GrantedBytes: 24000 << 20, GrantedCores: 80,
-				Sample: gpu.Sample{At: time.Unix(1700000100, 5e8), UsedBytes: 3 << 30, Processes: make([]gpu.Process, 4)}},
+				Sample: gpu.Sample{At: time.Unix(1700000100, 5e8), UsedBytes: 3 << 30, Processes: make([]gpu.Process, 4), Load: gpu.Load{UtilizationRatio: &busy, PowerWatts: &watts}}},
 			{Card: card(1, "GPU-b", "NVIDIA A30"), Fault: "GPU is lost"},
 		},
 		Slices: []Slice{

@@ -36,6 +36,9 @@ type Config struct {
 	// Client is the common name that a certificate must have for the verbs.
 	Client   string
 	Registry *prometheus.Registry
+	// Page is served beside health and metrics, for all other paths; nil for
+	// nothing. Whom it shows names to is its own affair.
+	Page http.Handler
 	Log      *slog.Logger
 	// Now is the clock.
 	Now func() time.Time
@@ -75,6 +78,9 @@ func (s *Server) Plain() http.Handler {
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	if s.Page != nil {
+		mux.Handle("GET /", s.Page)
+	}
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Registry, promhttp.HandlerOpts{}))
 	return mux
 }

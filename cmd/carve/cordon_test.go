@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -25,6 +26,8 @@ type gpuNodeServer struct {
 	mu      sync.Mutex
 	nodes   map[string]*v1alpha1.GPUNode
 	patches []string
+	// forbidden, if set, is why nobody may read.
+	forbidden string
 	// meanwhile is called once, before the next patch is looked at.
 	meanwhile func(*v1alpha1.GPUNode)
 }
@@ -41,6 +44,21 @@ func (s *gpuNodeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse := func(e *apierrors.StatusError) {
 		e.ErrStatus.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 		answer(int(e.ErrStatus.Code), e.ErrStatus)
+	}
+	if s.forbidden != "" {
+		refuse(apierrors.NewForbidden(schema.GroupResource{Group: "carve.dev", Resource: "gpunodes"}, "", errors.New(s.forbidden)))
+		return
+	}
+	if name == "gpunodes" {
+		list := v1alpha1.GPUNodeList{TypeMeta: metav1.TypeMeta{Kind: "GPUNodeList", APIVersion: v1alpha1.GroupVersion.String()}}
+		only, named := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+		for _, n := range s.nodes {
+			if !named || n.Name == only {
+				list.Items = append(list.Items, *n)
+			}
+		}
+		answer(http.StatusOK, list)
+		return
 	}
 	n := s.nodes[name]
 	if n == nil {

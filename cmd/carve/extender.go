@@ -19,6 +19,7 @@ import (
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/gpunodes"
+	"github.com/carve-gpu/carve/monitor/page"
 	extender "github.com/carve-gpu/carve/scheduler-extender"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
@@ -38,6 +39,7 @@ type extenderOptions struct {
 	namespace, service    string
 	policy, placement     string
 	offerTTL              time.Duration
+	pageNames             string
 	logLevel, logFormat   string
 }
 
@@ -63,6 +65,9 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 			if o.placement != "offered" && o.placement != "cooperative" {
 				return usagef(cmd, "--placement %q: allowed are offered, cooperative", o.placement)
 			}
+			if err := checkPageNames(cmd, o.pageNames); err != nil {
+				return err
+			}
 			log, err := newLogger(o.logFormat, o.logLevel)
 			if err != nil {
 				return usagef(cmd, "%w", err)
@@ -72,7 +77,8 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", ":8443", "address of the verbs, HTTPS")
-	f.StringVar(&o.metricsListen, "metrics-listen", ":8080", "address of health and metrics, HTTP")
+	f.StringVar(&o.metricsListen, "metrics-listen", ":8080", "address of health, metrics and the live page, HTTP")
+	addPageNamesFlag(cmd, &o.pageNames, page.NamesLocal)
 	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "further host names and IP addresses that the server's certificate is for; localhost, the pod's IP and the Service's are found")
 	f.StringVar(&o.service, "service", "carve-extender", "Service whose cluster IP the certificate is for; empty for none")
 	f.StringVar(&o.policy, "policy", "binpack", "where pods go that don't say: binpack, spread")
@@ -193,6 +199,8 @@ func (o *extenderOptions) bundle(ctx context.Context) (pki.Bundle, error) {
 }
 
 func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, log *slog.Logger) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	kube, reports, err := o.kube()
 	if err != nil {
 		return err
@@ -207,8 +215,9 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	}
 	books := ledger.New(ledger.Config{OfferTTL: o.offerTTL})
 	placer := place.New(books, place.Config{Policy: policy, Cooperative: o.placement == "cooperative"})
+	informer := reports.Informer(0, nil)
 	source, err := cluster.NewSource(cluster.Config{
-		Kube: kube, Namespace: o.namespace, Reports: reports.Informer(0, nil), Ledger: books, Forget: placer.Forget, Log: log, Now: time.Now,
+		Kube: kube, Namespace: o.namespace, Reports: informer, Ledger: books, Forget: placer.Forget, Log: log, Now: time.Now,
 	})
 	if err != nil {
 		return err
@@ -219,6 +228,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	server := extender.New(extender.Config{
 		Ledger: books, Placer: placer, Binder: cluster.Binder{Kube: kube, Pods: source}, Pods: source,
 		Ready: source.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
+		Page: page.Handler(page.Config{Source: clusterPage{books, informer.GetStore()}, Names: page.Names(o.pageNames), Done: ctx.Done()}),
 	})
 	resizer := newResizer(kube, books, source, registry, log)
 	verbs, err := net.Listen("tcp", o.listen)
@@ -231,8 +241,6 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	}
 	log.Info("carve extender", "version", buildVersion(), "listen", verbs.Addr().String(), "metrics", plain.Addr().String(), "names", certs.Names())
 
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	var parts sync.WaitGroup
 	failures := make(chan error, 1)
 	parts.Go(func() {

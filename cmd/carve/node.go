@@ -20,6 +20,7 @@ import (
 	"github.com/carve-gpu/carve/api/gpunodes"
 	"github.com/carve-gpu/carve/deviceplugin"
 	"github.com/carve-gpu/carve/monitor"
+	"github.com/carve-gpu/carve/monitor/page"
 	nrihook "github.com/carve-gpu/carve/nri-hook"
 	"github.com/carve-gpu/carve/vgpu/agent"
 	"github.com/carve-gpu/carve/vgpu/gpu"
@@ -35,7 +36,7 @@ type nodeOptions struct {
 	metricsAddr                   string
 	slotsPerCard                  int
 	softwareGPU, keepUnadjusted   bool
-	pastExtender                  string
+	pastExtender, pageNames       string
 	logLevel, logFormat           string
 	socket                        socketOptions
 }
@@ -76,6 +77,9 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 			if _, err := pastExtender(o.pastExtender); err != nil {
 				return usagef(cmd, "%w", err)
 			}
+			if err := checkPageNames(cmd, o.pageNames); err != nil {
+				return err
+			}
 			log, err := newLogger(o.logFormat, o.logLevel)
 			if err != nil {
 				return usagef(cmd, "%w", err)
@@ -94,7 +98,8 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 	f.StringVar(&o.libDir, "lib-dir", "/usr/lib/carve/node", "where libcarve-cuda.so, libcarve-nvml.so and carve-hook were installed")
 	f.StringVar(&o.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's directory")
-	f.StringVar(&o.metricsAddr, "metrics-addr", ":9410", "address of metrics and health, HTTP; empty for none")
+	f.StringVar(&o.metricsAddr, "metrics-addr", ":9410", "address of metrics, health and the live page, HTTP; empty for none")
+	addPageNamesFlag(cmd, &o.pageNames, page.NamesAll)
 	f.IntVar(&o.slotsPerCard, "slots-per-card", api.SlotsPerCard, "how many containers may share a card, where the node's GPUNode doesn't say")
 	f.BoolVar(&o.softwareGPU, "software-gpu", false, "the driver root is the software GPU's: a test instrument, no card is used")
 	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, instead of stopping them so that they start again")
@@ -200,7 +205,10 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		{"device plugin", n.plugin.Run},
 		{"agent", n.agent.Run},
 		{"monitor", func(ctx context.Context) error {
-			return serveHTTP(ctx, o.metricsAddr, monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready, Hook: hook}))
+			metrics := monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready, Hook: hook})
+			return serveHTTP(ctx, o.metricsAddr, withPage(metrics, page.Config{
+				Source: nodePage{o.node, n.View}, Names: page.Names(o.pageNames), Done: ctx.Done(),
+			}))
 		}},
 		{"local API", func(ctx context.Context) error { return serveSocket(ctx, o, n, log) }},
 	} {

@@ -75,7 +75,12 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 			root.AddCommand(c)
 		}
 	}
-	add("people", newCardsCommand(), newSlicesCommand(), newCordonCommand(), newUncordonCommand())
+	add("people",
+		newCardsCommand(),
+		newTopCommand(),
+		newSlicesCommand(),
+		newCordonCommand(), newUncordonCommand(),
+	)
 	add("cluster", newNodeCommand(), newExtenderCommand())
 	markUsageErrors(root)
 	return root

@@ -391,6 +391,7 @@ type Holder struct {
 	MemMiB int64
 	Whole  bool
 	State  State
+	Cores  int
 }
 
 // Holders lists who is on the card with the given UUID, the largest first.
@@ -416,7 +417,7 @@ func (n *Node) holders(uuid, except string) []Holder {
 		}
 		e.use(n.report, func(card int, a fit.Amount, whole bool) {
 			if card == at {
-				out = append(out, Holder{e.ref.Namespace + "/" + e.ref.Name, a.MemMiB, whole, e.state})
+				out = append(out, Holder{e.ref.Namespace + "/" + e.ref.Name, a.MemMiB, whole, e.state, a.Cores})
 			}
 		})
 	}
@@ -428,6 +429,7 @@ func (n *Node) holders(uuid, except string) []Holder {
 		for _, s := range ss {
 			if s.card == at {
 				h.Pod, h.MemMiB, h.Whole = s.namespace+"/"+s.pod, h.MemMiB+s.amount.MemMiB, h.Whole || s.whole
+				h.Cores += s.amount.Cores
 			}
 		}
 		if h.Pod != "" {

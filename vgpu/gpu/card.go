@@ -77,6 +77,17 @@ type Sample struct {
 	// Processes are those with a context on the card. Their pids are those of
 	// the node when the caller runs in its PID namespace.
 	Processes []Process
+	Load
+}
+
+// Load is how hard a card works; a field is nil where the driver doesn't say.
+type Load struct {
+	// UtilizationRatio is the part of the driver's last period (some tenths of
+	// a second) in which a kernel ran, 0 to 1.
+	UtilizationRatio *float64
+	PowerWatts       *float64
+	// TemperatureCelsius is that of the chip.
+	TemperatureCelsius *float64
 }
 
 // Process is one process on a card.

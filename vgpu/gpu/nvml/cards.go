@@ -161,12 +161,36 @@ func (d *Driver) Sample(uuid string) (gpu.Sample, error) {
 			}
 			s.Processes = append(s.Processes, gpu.Process{PID: int(p.Pid), UsedBytes: used})
 		}
+		s.Load = d.load(dev)
 		return s, nil
 	})
 	if err != nil {
 		return s, fmt.Errorf("sample card %s: %w", uuid, err)
 	}
 	return s, nil
+}
+
+// load reads how hard a card works. What can't be read is left out: cards differ
+// in what they tell (a card in MIG mode has no utilisation, some have no power).
+func (d *Driver) load(dev nvml.Device) gpu.Load {
+	var l gpu.Load
+	value := func(v float64) *float64 { return &v }
+	if d.has("nvmlDeviceGetUtilizationRates") {
+		if u, r := dev.GetUtilizationRates(); r == nvml.SUCCESS && u.Gpu <= 100 {
+			l.UtilizationRatio = value(float64(u.Gpu) / 100)
+		}
+	}
+	if d.has("nvmlDeviceGetPowerUsage") {
+		if mw, r := dev.GetPowerUsage(); r == nvml.SUCCESS {
+			l.PowerWatts = value(float64(mw) / 1000)
+		}
+	}
+	if d.has("nvmlDeviceGetTemperature") {
+		if c, r := dev.GetTemperature(nvml.TEMPERATURE_GPU); r == nvml.SUCCESS {
+			l.TemperatureCelsius = value(float64(c))
+		}
+	}
+	return l
 }
 
 // busID reads the address out of NVML's struct, as "00000000:07:00.0".

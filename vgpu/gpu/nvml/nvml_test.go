@@ -151,6 +151,11 @@ func TestInventoryOfEachDriverBranch(t *testing.T) {
 			if s.Error != "" || s.Sample.UsedBytes > 1<<30 || len(s.Sample.Processes) != 0 {
 				t.Errorf("sample %+v", s)
 			}
+			if l := s.Sample.Load; l.UtilizationRatio == nil || *l.UtilizationRatio != 0 ||
+				l.PowerWatts == nil || *l.PowerWatts < 10 || *l.PowerWatts > 500 ||
+				l.TemperatureCelsius == nil || *l.TemperatureCelsius < 20 || *l.TemperatureCelsius > 100 {
+				t.Errorf("an idle card's load: %+v", l)
+			}
 		})
 	}
 }
