@@ -39,7 +39,7 @@ type Config struct {
 	// Page is served beside health and metrics, for all other paths; nil for
 	// nothing. Whom it shows names to is its own affair.
 	Page http.Handler
-	Log      *slog.Logger
+	Log  *slog.Logger
 	// Now is the clock.
 	Now func() time.Time
 }
