@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/carve-gpu/carve/api"
@@ -28,16 +29,18 @@ type share struct {
 	uid, container string
 	cards          []string
 	usage          string
-	running        bool // a container with it hasn't exited
+	running        bool     // a container with it hasn't exited
+	ids            []string // of those containers
 }
 
 // shares lists the slices that have been used.
 func (a *Agent) shares() []share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	running := map[[2]string]bool{}
-	for _, u := range a.containers {
-		running[[2]string{u.uid, u.container}] = true
+	running := map[[2]string][]string{}
+	for id, u := range a.containers {
+		key := [2]string{u.uid, u.container}
+		running[key] = append(running[key], id)
 	}
 	var out []share
 	for uid, h := range a.held {
@@ -50,7 +53,8 @@ func (a *Agent) shares() []share {
 			}
 			s := share{uid: uid, container: name, usage: a.files.usage(uid, name),
 				// Until the runtime has told, each may be running.
-				running: running[[2]string{uid, name}] || !a.listed}
+				running: !a.listed, ids: running[[2]string{uid, name}]}
+			s.running = s.running || len(s.ids) > 0
 			for _, c := range cards {
 				s.cards = append(s.cards, c.Card)
 			}
@@ -241,13 +245,15 @@ func (r *reaper) isGone(o owner, s share, slot region.Slot, t *processTable) boo
 		return true // the whole container is gone
 	}
 	// No such process is seen. That counts only where this process can see the
-	// container's others; without the node's PID namespace it sees none.
+	// container's others; without the node's PID namespace it sees none. An
+	// owner of an earlier attempt has taken its namespace with it, so the
+	// processes of this attempt count as well.
 	for _, p := range t.all() {
 		if slot.PIDNamespace == 0 || p.PIDNamespace == slot.PIDNamespace {
 			return true
 		}
 	}
-	return false
+	return t.hasProcessOf(s.ids)
 }
 
 // corpses are the dead processes for which the driver still holds something on
@@ -301,6 +307,29 @@ func (r *reaper) corpses(uuid string) corpses {
 type processTable struct {
 	read      bool
 	processes []region.Process
+	groups    []string // the cgroups of each process, once somebody asked
+}
+
+// hasProcessOf reports whether a process of one of these containers is seen:
+// one in a cgroup that is named after it.
+func (t *processTable) hasProcessOf(ids []string) bool {
+	if t.groups == nil {
+		for _, p := range t.all() {
+			b, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(p.HostPID), "cgroup"))
+			if err != nil {
+				b = nil // it has just ended
+			}
+			t.groups = append(t.groups, string(b))
+		}
+	}
+	for _, group := range t.groups {
+		for _, id := range ids {
+			if strings.Contains(group, id) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (t *processTable) all() []region.Process {

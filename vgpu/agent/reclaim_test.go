@@ -55,7 +55,7 @@ func startShare(t *testing.T) (*testNode, string) {
 	n.link()
 	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
 	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
-	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	n.Adjusted(RuntimeContainer{ID: "reclaim-test-1", PodUID: "uid-1", Name: "app"})
 	return n, n.files.usage("uid-1", "app")
 }
 
@@ -121,7 +121,7 @@ func TestTheChargeOfADeadProcessGoesWhenTheDriverHasLetGo(t *testing.T) {
 	n.cards.mu.Lock()
 	n.cards.processes = nil
 	n.cards.mu.Unlock()
-	n.Exited("c1")
+	n.Exited("reclaim-test-1")
 	eventually(t, "all is taken off", func() bool { return charged() == 0 })
 }
 
@@ -162,6 +162,30 @@ func TestAnOwnerThatCannotBeSeenIsNotTakenForDead(t *testing.T) {
 	time.Sleep(3 * reclaimEvery)
 	if u, err := region.ReadUsage(usage, 1); err != nil || u.Total(0).UsedBytes != 10<<20 {
 		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+// A container that crashes leaves the charge of its processes to the attempt
+// after it, and their PID namespace is gone with them.
+func TestTheOwnerOfAnEarlierAttemptIsGone(t *testing.T) {
+	const id = "4f1c0ffee"
+	r := &reaper{hostPID: map[owner]int{}, lastPID: map[owner]int{}}
+	slot := region.Slot{State: region.SlotLive, PID: 7, StartTicks: 1, PIDNamespace: 12345}
+	others := []region.Process{{HostPID: 1, PID: 1, StartTicks: 2, PIDNamespace: 1}, {HostPID: 70, PID: 7, StartTicks: 9, PIDNamespace: 67890}}
+	for name, c := range map[string]struct {
+		share  share
+		groups []string
+		gone   bool
+	}{
+		"a process of the container is seen":                {share{running: true, ids: []string{id}}, []string{"0::/init", "3:devices:/kubepods/pod1/" + id}, true},
+		"none is seen":                                      {share{running: true, ids: []string{id}}, []string{"0::/init", "0::/other"}, false},
+		"the runtime hasn't told yet":                       {share{running: true}, []string{"0::/init", "3:devices:/kubepods/pod1/" + id}, false},
+		"no container of it runs, whatever processes there": {share{}, []string{"0::/init", "0::/other"}, true},
+	} {
+		table := &processTable{read: true, processes: others, groups: c.groups}
+		if got := r.isGone(c.share.owner(slot), c.share, slot, table); got != c.gone {
+			t.Errorf("%s: gone is %v", name, got)
+		}
 	}
 }
 
