@@ -3,6 +3,7 @@ module github.com/carve-gpu/carve
 go 1.26.0
 
 require (
+	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c
 	github.com/NVIDIA/go-nvml v0.13.4-1
 	github.com/bufbuild/protocompile v0.14.1
 	github.com/containerd/nri v0.12.5
@@ -27,7 +28,6 @@ require (
 )
 
 require (
-	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/containerd/log v0.1.0 // indirect

@@ -11,6 +11,8 @@ type metrics struct {
 	refusals *prometheus.CounterVec
 	binds    *prometheus.CounterVec
 	denied   prometheus.Counter
+	// lastFilter shows whether kube-scheduler asks at all.
+	lastFilter prometheus.Gauge
 }
 
 func newMetrics(c Config) *metrics {
@@ -29,7 +31,10 @@ func newMetrics(c Config) *metrics {
 			Name: "carve_extender_denied_total", Help: "Calls without the scheduler's certificate.",
 		}),
 	}
-	c.Registry.MustRegister(m.seconds, m.refusals, m.binds, m.denied, &ledgerMetrics{c})
+	m.lastFilter = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "carve_extender_last_filter_timestamp_seconds", Help: "When kube-scheduler last asked where a pod fits, 0 for never.",
+	})
+	c.Registry.MustRegister(m.seconds, m.refusals, m.binds, m.denied, m.lastFilter, &ledgerMetrics{c})
 	return m
 }
 

@@ -138,6 +138,7 @@ func (s *Server) verb(name string, handle func(ctx context.Context, body []byte,
 }
 
 func (s *Server) filter(_ context.Context, body []byte, fault error) any {
+	s.metrics.lastFilter.Set(float64(s.Now().Unix()))
 	var a args
 	if fault == nil {
 		a, fault = decodeArgs(body)

@@ -172,7 +172,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	n := &node{name: o.node, version: version}
+	n := &node{name: o.node, version: version, apiTime: apiTime(config)}
 	n.agent, err = agent.New(ctx, agent.Config{
 		Node: o.node, RunDir: o.runDir, StateDir: o.stateDir, LibDir: o.libDir,
 		Root: root, Software: o.softwareGPU,
@@ -256,6 +256,8 @@ func serveHTTP(ctx context.Context, address string, h http.Handler) error {
 type node struct {
 	name    string
 	version string
+	// apiTime asks the API server for its time.
+	apiTime func() (time.Time, error)
 	agent   *agent.Agent
 	plugin  *deviceplugin.Plugin
 	slots   int

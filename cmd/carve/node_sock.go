@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/monitor/sock"
 )
 
@@ -22,11 +21,12 @@ const (
 )
 
 // socketOptions are the flags of the agent's local API.
-type socketOptions struct{ path, group string }
+type socketOptions struct{ path, group, runtimeConfig string }
 
 func (o *socketOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.path, "socket", "", "the local API's socket (default: "+socketName+" in --run-dir)")
 	f.StringVar(&o.group, "socket-group", socketGroup, "group of the node whose members may open the socket besides root, if the node has it")
+	f.StringVar(&o.runtimeConfig, "runtime-config", "", "the container runtime's configuration, for doctor to read (default: that of the running one, or where distributions put it)")
 }
 
 // in is the socket's path.
@@ -47,15 +47,16 @@ func serveSocket(ctx context.Context, o nodeOptions, n *node, log *slog.Logger) 
 		return err
 	}
 	log.Info("local API", "socket", l.Addr().String())
-	return sock.Serve(ctx, l, localSource{n}, log)
+	return sock.Serve(ctx, l, localSource{n, o}, log)
 }
 
 // localSource shows the agent to the local API.
-type localSource struct{ *node }
+type localSource struct {
+	*node
+	options nodeOptions
+}
 
 func (s localSource) Changed() <-chan struct{} { return s.agent.Changed() }
-
-func (s localSource) Doctor(context.Context) []api.Finding { return nil }
 
 // localFlags choose the node's socket instead of the API server.
 type localFlags struct {

@@ -80,6 +80,7 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 		newTopCommand(),
 		newSlicesCommand(),
 		newCordonCommand(), newUncordonCommand(),
+		newDoctorCommand(),
 	)
 	add("cluster", newNodeCommand(), newExtenderCommand())
 	markUsageErrors(root)

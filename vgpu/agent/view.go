@@ -20,8 +20,10 @@ type View struct {
 	Refused int
 	// Records is the length of the journal.
 	Records int
-	Cards   []CardView
-	Slices  []SliceView
+	// SlotsPerCard is how many containers may share a card.
+	SlotsPerCard int
+	Cards        []CardView
+	Slices       []SliceView
 }
 
 // CardView is one card.
@@ -66,7 +68,7 @@ func (a *Agent) View() View {
 	v := View{
 		Node: a.Node, DriverVersion: status.DriverVersion, Software: a.Software,
 		LinkedSince: a.linkedSince, Unadjusted: int(status.UnadjustedContainers),
-		Refused: len(a.refused), Records: len(a.held),
+		Refused: len(a.refused), Records: len(a.held), SlotsPerCard: int(status.SlotsPerCard),
 	}
 	granted := map[string]amount{}
 	for _, h := range a.held {

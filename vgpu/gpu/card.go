@@ -34,6 +34,9 @@ type Card struct {
 	MemoryBytes, ReservedBytes uint64
 	// MIGMode is "enabled", "disabled", or empty where the card has none.
 	MIGMode string
+	// Persistence is "enabled", "disabled", or empty where the driver doesn't
+	// say.
+	Persistence string
 	// Links are the links to the node's other cards.
 	Links []Link
 	// Fault says in a sentence why the card can't be used; empty for a card

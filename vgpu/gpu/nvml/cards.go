@@ -105,6 +105,12 @@ func (d *Driver) card(index int) (gpu.Card, error) {
 		return c, err
 	}
 	c.MemoryBytes, c.ReservedBytes = m.Total, m.Reserved
+	if mode, r := dev.GetPersistenceMode(); r == nvml.SUCCESS {
+		c.Persistence = "disabled"
+		if mode == nvml.FEATURE_ENABLED {
+			c.Persistence = "enabled"
+		}
+	}
 	if d.has("nvmlDeviceGetMigMode") {
 		if current, _, r := dev.GetMigMode(); r == nvml.SUCCESS {
 			c.MIGMode = "disabled"
