@@ -78,6 +78,7 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 	add("people",
 		newCardsCommand(),
 		newTopCommand(),
+		newExplainCommand(),
 		newSlicesCommand(),
 		newCordonCommand(), newUncordonCommand(),
 		newDoctorCommand(),

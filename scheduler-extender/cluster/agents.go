@@ -74,9 +74,17 @@ func (s *Source) agentOf(node string) {
 		s.Log.Error("could not look up the agent", "node", node, "error", err)
 		return
 	}
+	list := make([]*corev1.Pod, len(pods))
+	for i, o := range pods {
+		list[i] = o.(*corev1.Pod)
+	}
+	s.Ledger.SetAgent(node, bestAgent(list))
+}
+
+// bestAgent is how the agent of a node is, by all of its pods there.
+func bestAgent(pods []*corev1.Pod) ledger.Agent {
 	best := ledger.Agent{}
-	for _, o := range pods {
-		p := o.(*corev1.Pod)
+	for _, p := range pods {
 		if p.Labels[api.LabelName] != api.AgentName {
 			continue
 		}
@@ -84,7 +92,7 @@ func (s *Source) agentOf(node string) {
 			best = a
 		}
 	}
-	s.Ledger.SetAgent(node, best)
+	return best
 }
 
 // rank orders a node's agent pods: the one that is best off speaks for the node.

@@ -1,0 +1,272 @@
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/scheduler-extender/cluster"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+)
+
+// grantRefused is the reason of the agent's event about a grant that it doesn't
+// honour.
+const grantRefused = "GrantRefused"
+
+// Slice is one container's part of one card: what was granted, and what its node
+// made of it.
+type Slice struct {
+	Container string `json:"container"`
+	Card      string `json:"card"`
+	Index     *int32 `json:"index,omitempty"`
+	Mode      string `json:"mode,omitempty"`
+	// Granted amounts; both 0 for a whole card.
+	MemMiB int64 `json:"memMiB,omitempty"`
+	Cores  int   `json:"cores,omitempty"`
+	// State is prepared or active, or empty while the node reports nothing.
+	State string `json:"state,omitempty"`
+	// Generation is the one in force.
+	Generation int32 `json:"generation,omitempty"`
+	// Drift says how the report differs from the grant.
+	Drift string `json:"drift,omitempty"`
+
+	init bool
+}
+
+// bound explains a pod that has a node.
+func (r *Report) bound(in Inputs, request api.Request, granted bool) {
+	p := in.Pod
+	report, managed := r.where(in)
+	if !granted {
+		switch {
+		case managed == no:
+			r.say(Elsewhere, "It is on "+r.Node+", which carve doesn't manage: whatever cards it has come from the device plugin there.")
+		default:
+			r.say(Ungranted, "It was bound to "+r.Node+" without a grant, past carve's extender (a nodeName of its own, or a scheduler that doesn't ask carve): it has no card."+r.word())
+		}
+		return
+	}
+	g, err := api.DecodeGrant(p.Annotations[api.AnnotationGrant])
+	switch {
+	case err != nil:
+		r.say(Refused, "Its grant can't be read, so its node refuses it: "+err.Error()+".")
+		return
+	case g.UID != string(p.UID):
+		r.say(Refused, fmt.Sprintf("Its grant is for the pod with UID %s: it was copied from another pod, and its node refuses it.", g.UID))
+		return
+	case g.Node != p.Spec.NodeName:
+		r.say(Refused, fmt.Sprintf("Its grant is for node %s and it is on %s, which refuses it.", g.Node, p.Spec.NodeName))
+		return
+	}
+	r.Generation = g.Generation
+	r.Slices = slicesOf(p, g, report)
+	if report == nil {
+		why := "GPUNodes can't be read"
+		if !in.ReportsHidden {
+			why = "its node has no report"
+		}
+		r.Missing = append(r.Missing, "what the node made of the grant: "+why)
+		r.say(Running, fmt.Sprintf("It was granted its share on %s. Its containers: %s.", r.Node, containerStates(p)))
+		if in.ReportsHidden {
+			return
+		}
+	}
+	r.judgeSlices(p)
+}
+
+// judgeSlices compares grant and report. Init containers come and go: theirs
+// needn't be there.
+func (r *Report) judgeSlices(p *corev1.Pod) {
+	active, prepared, there, want := 0, 0, 0, 0
+	var drift []string
+	for _, s := range r.Slices {
+		if s.Drift != "" {
+			drift = append(drift, s.Container+": "+s.Drift)
+		}
+		if s.init {
+			continue
+		}
+		want++
+		switch s.State {
+		case v1alpha1.Active:
+			active++
+			there++
+		case v1alpha1.Prepared:
+			prepared++
+			there++
+		}
+	}
+	refused := r.lastRefusal()
+	switch {
+	case there == 0 && refused != "":
+		r.say(Refused, fmt.Sprintf("Its node %s doesn't honour its grant: %s", r.Node, refused))
+	case there < want:
+		why := "It should in a moment; if not, look at the agent on that node (kubectl -n " + api.Namespace + " get pods -o wide)."
+		if r.NodeBlocked != "" {
+			why = "The node says: " + r.NodeBlocked + "."
+		}
+		r.say(NotPrepared, fmt.Sprintf("It is bound to %s and has its grant; its node reports %d of %d slices. %s", r.Node, there, want, why))
+	case len(drift) > 0:
+		r.say(Drifted, fmt.Sprintf("Its node %s reports other slices than granted: %s.", r.Node, strings.Join(drift, "; ")))
+	case prepared > 0:
+		r.say(Prepared, fmt.Sprintf("Its slices on %s are prepared; %d of %d are in use by a container. Its containers: %s.", r.Node, active, want, containerStates(p)))
+	default:
+		r.say(Running, fmt.Sprintf("It runs on %s with the share that it was granted.", r.Node))
+	}
+	if r.Leaving {
+		r.Summary += " It is being deleted; its share is free when its node has let go of it."
+	}
+}
+
+func (r *Report) ended(in Inputs) {
+	report, _ := r.where(in)
+	left := 0
+	if report != nil {
+		for _, c := range report.Status.Cards {
+			for _, s := range c.Slices {
+				if s.PodUID == r.UID {
+					left++
+				}
+			}
+		}
+	}
+	switch {
+	case left > 0:
+		r.say(Ended, fmt.Sprintf("It has ended (%s). Its node %s has not let go of its share yet (%s); that stays counted until it has.", in.Pod.Status.Phase, r.Node, plural(left, "slice")))
+	default:
+		r.say(Ended, fmt.Sprintf("It has ended (%s) and holds no card.", in.Pod.Status.Phase))
+	}
+}
+
+type answer uint8
+
+const (
+	unknown answer = iota
+	yes
+	no
+)
+
+// where finds the report of the pod's node, and whether carve manages that.
+func (r *Report) where(in Inputs) (*v1alpha1.GPUNode, answer) {
+	managed := unknown
+	if !in.NodesHidden {
+		managed = no
+		for _, n := range in.Nodes {
+			if n.Name == r.Node && n.Labels[api.LabelManaged] == "true" {
+				managed = yes
+			}
+		}
+	}
+	for i := range in.Reports {
+		if in.Reports[i].Name != r.Node {
+			continue
+		}
+		if managed == yes && !in.PodsHidden {
+			books := cluster.Snapshot(cluster.Lists{Nodes: in.Nodes, Reports: in.Reports[i : i+1], Pods: in.Pods}, in.Now)
+			if n := books.Node(r.Node); n != nil && n.Snapshot().View.Blocked != "" {
+				view := n.Snapshot().View
+				r.NodeBlocked = (&fit.Refusal{Reason: view.Blocked, Card: -1, Detail: view.Why}).Sentence()
+			}
+		}
+		return &in.Reports[i], managed
+	}
+	return nil, managed
+}
+
+// slicesOf joins grant and report, by container in the pod's order.
+func slicesOf(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) []Slice {
+	var out []Slice
+	for _, spec := range cluster.ContainerSpecs(p) {
+		for _, cg := range g.Containers[spec.Name] {
+			s := Slice{Container: spec.Name, Card: cg.Card, Mode: string(cg.Mode), MemMiB: cg.MemMiB, Cores: cg.Cores, init: spec.Kind == api.Init}
+			s.compare(p, g, report)
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (s *Slice) compare(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) {
+	if report == nil {
+		return
+	}
+	at := slices.IndexFunc(report.Status.Cards, func(c v1alpha1.Card) bool { return c.UUID == s.Card })
+	if at < 0 {
+		s.Drift = "the node doesn't report that card any more"
+		return
+	}
+	c := &report.Status.Cards[at]
+	index := c.Index
+	s.Index = &index
+	for _, is := range c.Slices {
+		if is.PodUID != string(p.UID) || is.Container != s.Container {
+			continue
+		}
+		s.State, s.Generation = is.State, is.Generation
+		switch {
+		case int(is.RefusedGeneration) == g.Generation && is.Refusal != "":
+			s.Drift = fmt.Sprintf("the node refuses generation %d: %s", g.Generation, is.Refusal)
+		case int(is.Generation) != g.Generation:
+			s.Drift = fmt.Sprintf("generation %d is in force, granted is %d", is.Generation, g.Generation)
+		case is.MemMiB != s.MemMiB || int(is.Cores) != s.Cores:
+			s.Drift = fmt.Sprintf("%d MiB and %d%% of compute are in force", is.MemMiB, is.Cores)
+		case c.Health.State != v1alpha1.Healthy:
+			s.Drift = "the card is " + c.Health.State
+			if c.Health.Reason != "" {
+				s.Drift += " (" + c.Health.Reason + ")"
+			}
+		}
+		return
+	}
+}
+
+// lastRefusal is the agent's word on a grant that it doesn't honour.
+func (r *Report) lastRefusal() string {
+	for _, e := range slices.Backward(r.Events) {
+		if e.Reason == grantRefused {
+			return e.Message
+		}
+	}
+	return ""
+}
+
+// word is the last event, as a further sentence.
+func (r *Report) word() string {
+	if len(r.Events) == 0 {
+		return ""
+	}
+	return " Its node says: " + r.Events[len(r.Events)-1].Message
+}
+
+func containerStates(p *corev1.Pod) string {
+	var parts []string
+	for _, s := range p.Status.ContainerStatuses {
+		switch {
+		case s.State.Running != nil:
+			parts = append(parts, s.Name+" runs")
+		case s.State.Terminated != nil:
+			parts = append(parts, s.Name+" has ended ("+s.State.Terminated.Reason+")")
+		case s.State.Waiting != nil:
+			text := s.Name + " waits (" + s.State.Waiting.Reason
+			if m := s.State.Waiting.Message; m != "" {
+				text += ": " + m
+			}
+			parts = append(parts, text+")")
+		}
+	}
+	if len(parts) == 0 {
+		return "none was started yet"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}

@@ -1,0 +1,86 @@
+package place
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+	"github.com/carve-gpu/carve/scheduler-extender/score"
+)
+
+// Judgement is what one managed node says to a request.
+type Judgement struct {
+	Node string
+	// Refusal is nil where the pod fits; Place then holds its cards.
+	Refusal *fit.Refusal
+	Place   fit.Placement
+	// Message is the refusal as a pending pod's reason has it.
+	Message string
+	Cards   []CardJudgement
+}
+
+// CardJudgement is what one card says to the container that its node refuses,
+// or to the first one where the node refuses none.
+type CardJudgement struct {
+	fit.Card
+	// Refusal is nil where the container fits, alone of its pod.
+	Refusal *fit.Refusal
+	// Held names who is on the card.
+	Held string
+}
+
+// Judge asks all managed nodes whether the request fits, by the code that Filter
+// runs and without booking anything: those that fit first, then the nearest
+// misses. A request that no node can serve is refused as a whole.
+func Judge(l *ledger.Ledger, r api.Request, policy score.Policy) ([]Judgement, *fit.Refusal) {
+	ask, refusal := fit.NewAsk(r)
+	if refusal != nil {
+		return nil, refusal
+	}
+	if own, ok := score.ByName(ask.Policy); ok && ask.Policy != "" {
+		policy = own
+	}
+	var out []Judgement
+	for _, n := range l.Nodes() {
+		snap := n.Snapshot()
+		if !snap.Known || !snap.Managed {
+			continue
+		}
+		j := Judgement{Node: n.Name}
+		j.Place, j.Refusal = fit.Fit(&snap.View, ask, policy.Card)
+		ci := 0
+		if j.Refusal != nil {
+			ci = j.Refusal.Container
+			held := ""
+			if j.Refusal.Card >= 0 && !j.Refusal.Never {
+				held = Names(l.Holders(n, snap.View.Cards[j.Refusal.Card].UUID))
+			}
+			j.Message = clip(j.Refusal.Message(&snap.View, ask, held))
+		}
+		for i, c := range snap.View.Cards {
+			j.Cards = append(j.Cards, CardJudgement{c, ask.Miss(&snap.View, i, ci), Names(l.Holders(n, c.UUID))})
+		}
+		slices.SortStableFunc(j.Cards, func(a, b CardJudgement) int { return cmp.Compare(a.Index, b.Index) })
+		out = append(out, j)
+	}
+	slices.SortFunc(out, func(a, b Judgement) int {
+		switch {
+		case a.Refusal == nil || b.Refusal == nil:
+			if (a.Refusal == nil) != (b.Refusal == nil) {
+				if a.Refusal == nil {
+					return -1
+				}
+				return 1
+			}
+		case a.Refusal.Nearer(b.Refusal):
+			return -1
+		case b.Refusal.Nearer(a.Refusal):
+			return 1
+		}
+		return strings.Compare(a.Node, b.Node)
+	})
+	return out, nil
+}
