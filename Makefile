@@ -84,6 +84,15 @@ test-long: test race asan fuzz ## the same with larger counts, sanitizers and fu
 	vgpu/soft/build/test/corrupt 300
 	@$(SHOW_E2E)
 
+# The page's other tests are in test-go and need no browser.
+CHROMIUM ?= $(shell command -v chromium)
+.PHONY: test-page
+test-page: ## the live page in a real browser (Debian: apt-get install chromium)
+	@[ -n "$(CHROMIUM)" ] || { echo "no chromium here: apt-get install chromium, or set CHROMIUM"; exit 1; }
+	@mkdir -p build/page
+	go test -count=1 -run TestInABrowser ./monitor/page -browser $(CHROMIUM) -shots $(CURDIR)/build/page
+	@echo "screenshots are in build/page"
+
 .PHONY: race
 race: native ## the Go tests under the race detector
 	go test -race ./...

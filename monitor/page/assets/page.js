@@ -118,7 +118,7 @@ function drawHolders(c) {
     }
     body.append(tr);
   });
-  return make("table", "", make("thead", "", row), body);
+  return make("div", "holders", make("table", "", make("thead", "", row), body));
 }
 
 function drawCard(c) {
