@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
@@ -111,8 +112,11 @@ func slowToLoad(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/":
-			h.ServeHTTP(w, r)
-			fmt.Fprint(w, `<img src="slow.svg" alt="">`)
+			page := httptest.NewRecorder()
+			h.ServeHTTP(page, r)
+			maps.Copy(w.Header(), page.Header())
+			w.Header().Del("Content-Length")
+			fmt.Fprint(w, page.Body.String(), `<img src="slow.svg" alt="">`)
 		case "/slow.svg":
 			select {
 			case <-time.After(4 * time.Second):

@@ -87,7 +87,16 @@ func up(ctx context.Context, repo, name string) error {
 		return err
 	}
 	fmt.Printf("\nUp after %.0f s. It stays until `make demo-down`. Look around:\n", time.Since(begin).Seconds())
-	fmt.Printf("  bin/lab --name %[1]s exec -- bin/carve cards\n  bin/lab --name %[1]s kubectl get pods,gpunodes\n  bin/lab --name %[1]s kubectl exec infer-a -- nvidia-smi\n  bin/lab --name %[1]s kubectl apply -f - < deploy/examples/whole.yaml\n", name)
+	fmt.Printf(`  bin/lab --name %[1]s exec -- bin/carve cards
+  bin/lab --name %[1]s exec -- bin/carve top pods
+  bin/lab --name %[1]s exec -- bin/carve explain pod infer-a
+  bin/lab --name %[1]s exec -- bin/carve cordon %[2]s 3 --reason "looks hot"
+  bin/lab --name %[1]s kubectl get pods,gpunodes
+  bin/lab --name %[1]s kubectl exec infer-a -- nvidia-smi
+  bin/lab --name %[1]s kubectl apply -f - < deploy/examples/whole.yaml
+The node's live page, at http://127.0.0.1:9410/ while this runs:
+  bin/lab --name %[1]s forward --listen 127.0.0.1:9410 %[3]s:9410
+`, name, c.Lab.Config().Node.Name, c.Lab.Config().Node.IP())
 	return nil
 }
 
