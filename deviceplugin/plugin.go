@@ -132,13 +132,33 @@ func (p *Plugin) Run(ctx context.Context) error {
 		if registered {
 			wait = shortestBackoff
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
+		if rest(ctx, wait, watcher.Events) {
+			wait = shortestBackoff
+			continue
 		}
 		wait = min(2*wait, longestBackoff)
 	}
 	return nil
+}
+
+// rest waits before the next try, and reports whether it was cut short since
+// the kubelet has just opened its socket: until the plugin is registered, the
+// kubelet turns pods away for good.
+func rest(ctx context.Context, d time.Duration, events <-chan fsnotify.Event) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-t.C:
+			return false
+		case e := <-events:
+			if filepath.Base(e.Name) == kubeletSocket && e.Has(fsnotify.Create) {
+				return true
+			}
+		}
+	}
 }
 
 // session serves on a fresh socket, registers, and stays until the kubelet is

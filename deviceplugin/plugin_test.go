@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -369,4 +370,22 @@ func TestRegistersAgainWithAKubeletThatTookThePlaceOfAnother(t *testing.T) {
 	k.servers = append(k.servers, s)
 	k.serving.Go(func() { s.Serve(l) })
 	k.waitRegistered(t)
+}
+
+func TestTheKubeletsSocketCutsAWaitShort(t *testing.T) {
+	events := make(chan fsnotify.Event, 3)
+	events <- fsnotify.Event{Name: "/plugins/" + endpoint, Op: fsnotify.Create}
+	events <- fsnotify.Event{Name: "/plugins/" + kubeletSocket, Op: fsnotify.Remove}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if rest(ctx, time.Hour, nil) {
+		t.Error("cut short by nothing")
+	}
+	if rest(t.Context(), time.Millisecond, nil) {
+		t.Error("a wait that passed is told as one that was cut short")
+	}
+	events <- fsnotify.Event{Name: "/plugins/" + kubeletSocket, Op: fsnotify.Create}
+	if !rest(t.Context(), time.Hour, events) || len(events) != 0 {
+		t.Errorf("not cut short; %d events left", len(events))
+	}
 }

@@ -274,6 +274,16 @@ func (n *node) slotsChanged(slots int) {
 	}
 }
 
+// ready says what keeps the node from serving pods. While the kubelet doesn't
+// know the plugin it turns pods with slots away for good, so none should come.
+func (n *node) ready() error {
+	err := n.agent.Ready()
+	if !n.plugin.Connected() {
+		err = errors.Join(err, errors.New("the kubelet doesn't listen to the device plugin"))
+	}
+	return err
+}
+
 func (n *node) setPlugin(p *deviceplugin.Plugin) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
