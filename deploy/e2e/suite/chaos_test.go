@@ -18,6 +18,7 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/deploy/e2e/audit"
 )
@@ -375,8 +376,29 @@ func (c *chaos) comeAndGo(ctx context.Context, worker int, r *rand.Rand) {
 				c.t.Errorf("create %s: %v", p.Name, err)
 			}
 		})
-		wait(ctx, min(life, 20*time.Second))
+		grow := r.IntN(3) == 0
+		more := int64(1000 + r.IntN(4000))
+		wait(ctx, min(life/2, 10*time.Second))
+		if grow {
+			c.step(func() { c.grow(ctx, p.Name, more) })
+		}
+		wait(ctx, min(life/2, 10*time.Second))
 		c.step(func() { c.endOne(ctx, p.Name, s.name, force) })
+	}
+}
+
+// grow asks for more memory for a pod's app container, if it has a share.
+func (c *chaos) grow(ctx context.Context, name string, moreMiB int64) {
+	p, err := cluster.Client.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
+	if err != nil || p.Annotations[api.AnnotationGrant] == "" {
+		return
+	}
+	g, err := api.DecodeGrant(p.Annotations[api.AnnotationGrant])
+	if err != nil || len(g.Containers["app"]) == 0 || g.Containers["app"][0].Mode != api.ModeVGPU {
+		return
+	}
+	if err := askResize(ctx, name, g.Containers["app"][0].MemMiB+moreMiB); err == nil {
+		c.count(c.ends, "resized meanwhile")
 	}
 }
 

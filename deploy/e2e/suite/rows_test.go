@@ -325,26 +325,22 @@ func lateplugin(ctx context.Context) (string, error) {
 	}); err != nil {
 		return "", err
 	}
-	agent, err := running1(ctx, "carve-node", "node")
+	goOn, err := halt(ctx, "carve-node", "node")
 	if err != nil {
 		return "", err
 	}
-	if err := signalContainer(ctx, agent.Id, unix.SIGSTOP); err != nil {
-		return "", err
-	}
-	goOn := func() error { return signalContainer(ctx, agent.Id, unix.SIGCONT) }
 	if err := errors.Join(cluster.Lab.Kill(ctx, "kubelet"), cluster.Lab.StartComponent(ctx, "kubelet")); err != nil {
-		return "", errors.Join(err, goOn())
+		return "", errors.Join(err, goOn(ctx))
 	}
 	waiting := idle("waiting", small())
 	if _, err := post(ctx, waiting); err != nil {
-		return "", errors.Join(err, goOn())
+		return "", errors.Join(err, goOn(ctx))
 	}
 	select {
 	case <-ctx.Done():
 	case <-time.After(late):
 	}
-	if err := goOn(); err != nil {
+	if err := goOn(ctx); err != nil {
 		return "", err
 	}
 	away, err := end(ctx, "waiting", scene0(waiting), true)

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/carve-gpu/carve/api"
 )
 
 func notFound(err error) bool { return apierrors.IsNotFound(err) }
@@ -70,6 +72,8 @@ func states() []state {
 		{"in PreStart", enterPreStart},
 		{"container created", enterCreated},
 		{"running, allocating", enterRunning},
+		{"resize asked for", enterResizeAsked},
+		{"resize granted", enterResizeGranted},
 		{"terminating", enterTerminating},
 		{"completed, container kept", enterCompleted},
 		{"crash-looping", enterCrashing},
@@ -251,6 +255,27 @@ func enterPulling(ctx context.Context, name string) (s scene, err error) {
 	return s, look(ctx, name, "wait for its image", noImage)
 }
 
+// halt stops the process of one of carve's own containers, and returns what lets
+// it go on.
+func halt(ctx context.Context, app, container string) (goOn func(context.Context) error, err error) {
+	c, err := running1(ctx, app, container)
+	if err != nil {
+		return nil, err
+	}
+	pid, err := firstProcess(ctx, c.Id)
+	if err != nil {
+		return nil, err
+	}
+	goOn = func(ctx context.Context) error {
+		// It may be the part that was killed, and then there is none.
+		if err := signalContainer(ctx, c.Id, unix.SIGCONT); err != nil && exists(onNode("/proc", fmt.Sprint(pid))) == nil {
+			return err
+		}
+		return nil
+	}
+	return goOn, signalContainer(ctx, c.Id, unix.SIGSTOP)
+}
+
 // enterPreStart stops the agent and only then lets the kubelet find the image:
 // what comes next is PreStart, which then gets no answer.
 func enterPreStart(ctx context.Context, name string) (s scene, err error) {
@@ -263,23 +288,8 @@ func enterPreStart(ctx context.Context, name string) (s scene, err error) {
 	if err = look(ctx, name, "wait for its image", noImage); err != nil {
 		return s, err
 	}
-	agent, err := running1(ctx, "carve-node", "node")
-	if err != nil {
+	if s.resume, err = halt(ctx, "carve-node", "node"); err != nil {
 		return s, err
-	}
-	pid, err := firstProcess(ctx, agent.Id)
-	if err != nil {
-		return s, err
-	}
-	if err = signalContainer(ctx, agent.Id, unix.SIGSTOP); err != nil {
-		return s, err
-	}
-	s.resume = func(ctx context.Context) error {
-		// It may be the part that was killed, and then there is none.
-		if err := signalContainer(ctx, agent.Id, unix.SIGCONT); err != nil && exists(onNode("/proc", fmt.Sprint(pid))) == nil {
-			return err
-		}
-		return nil
 	}
 	s.ended, s.again = runs, p
 	if err = errors.Join(bring(ctx), poke(ctx, name)); err != nil {
@@ -418,4 +428,69 @@ func enterCreated(ctx context.Context, name string) (s scene, err error) {
 	case <-time.After(patience):
 		return s, errors.New("the container was never started")
 	}
+}
+
+// resizable is a pod that runs with 3000 MiB. In the end it must have 5000, in
+// the same container.
+func resizable(ctx context.Context, name string) (s scene, err error) {
+	if _, err = post(ctx, script(name, small(), "exec gpuprobe serve 1GiB </dev/null >/dev/null")); err != nil {
+		return s, err
+	}
+	id := ""
+	s.ended = func(p *corev1.Pod) error {
+		if err := runs(p); err != nil {
+			return err
+		}
+		if p.Status.ContainerStatuses[0].ContainerID != id {
+			return final("its container was replaced")
+		}
+		g, err := api.DecodeGrant(p.Annotations[api.AnnotationGrant])
+		if err != nil {
+			return err
+		}
+		if g.Generation != 2 || g.Containers["app"][0].MemMiB != 5000 {
+			return fmt.Errorf("its grant is of generation %d, with %+v; result %q", g.Generation, g.Containers["app"], p.Annotations[api.AnnotationResizeResult])
+		}
+		return nil
+	}
+	return s, look(ctx, name, "run", func(p *corev1.Pod) error {
+		if err := runs(p); err != nil {
+			return err
+		}
+		id = p.Status.ContainerStatuses[0].ContainerID
+		return nil
+	})
+}
+
+// askResize asks for other memory for a pod's app container.
+func askResize(ctx context.Context, name string, memMiB int64) error {
+	request := fmt.Sprintf(`{"v":1,"id":"%d","containers":{"app":{"memMiB":%d}}}`, time.Now().UnixNano(), memMiB)
+	_, err := cluster.Client.CoreV1().Pods(ns).Patch(ctx, name, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, api.AnnotationResize, request), metav1.PatchOptions{})
+	return err
+}
+
+// enterResizeAsked stops the extender, so that nobody answers.
+func enterResizeAsked(ctx context.Context, name string) (s scene, err error) {
+	if s, err = resizable(ctx, name); err != nil {
+		return s, err
+	}
+	if s.resume, err = halt(ctx, "carve-extender", "extender"); err != nil {
+		return s, err
+	}
+	return s, askResize(ctx, name, 5000)
+}
+
+// enterResizeGranted stops the agent, so that the new limits aren't in force.
+func enterResizeGranted(ctx context.Context, name string) (s scene, err error) {
+	if s, err = resizable(ctx, name); err != nil {
+		return s, err
+	}
+	if s.resume, err = halt(ctx, "carve-node", "node"); err != nil {
+		return s, err
+	}
+	if err = askResize(ctx, name, 5000); err != nil {
+		return s, err
+	}
+	return s, look(ctx, name, "be granted more", s.ended)
 }
