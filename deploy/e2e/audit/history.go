@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,25 +18,51 @@ import (
 type History struct {
 	mu     sync.Mutex
 	events []event
+	// breaks counts the times that the watch may have lost something; told is
+	// how many there were when an object was last told of.
+	breaks int
+	told   map[string]int
 	// grants are all that a pod ever carried.
 	grants map[string][]api.Grant
 }
 
 type event struct {
 	version uint64
-	pod     *Pod
-	gone    string // UID of a pod that was deleted
-	cards   []v1alpha1.Card
+	// gap says that there may be others between this and the last one of the
+	// same object.
+	gap   bool
+	pod   *Pod
+	gone  string // UID of a pod that was deleted
+	cards []v1alpha1.Card
 }
 
 // NewHistory makes an empty one.
-func NewHistory() *History { return &History{grants: map[string][]api.Grant{}} }
+func NewHistory() *History {
+	return &History{grants: map[string][]api.Grant{}, told: map[string]int{}}
+}
+
+// Break enters that from now on the watch may have lost something: the API
+// server is away. What isn't known of the time between is then taken for the
+// least that it can have been.
+func (h *History) Break() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.breaks++
+}
+
+// gap reports whether something may have been lost of an object since it was
+// last told of, and notes that it is told of now. h.mu is held.
+func (h *History) gap(object string) bool {
+	last, known := h.told[object]
+	h.told[object] = h.breaks
+	return known && last != h.breaks
+}
 
 // SawPod enters a pod as it was from a resource version on.
 func (h *History) SawPod(version uint64, p Pod) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.events = append(h.events, event{version: version, pod: &p})
+	h.events = append(h.events, event{version: version, gap: h.gap(p.UID), pod: &p})
 	if p.Grant != nil && !slices.ContainsFunc(h.grants[p.UID], func(g api.Grant) bool { return sameGrant(g, *p.Grant) }) {
 		h.grants[p.UID] = append(h.grants[p.UID], *p.Grant)
 	}
@@ -52,7 +79,7 @@ func (h *History) SawNoPod(version uint64, uid string) {
 func (h *History) SawReport(version uint64, cards []v1alpha1.Card) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.events = append(h.events, event{version: version, cards: cards})
+	h.events = append(h.events, event{version: version, gap: h.gap("report"), cards: cards})
 }
 
 // Len is the number of events.
@@ -67,17 +94,9 @@ func (h *History) Len() int {
 // at work. Each set of pods is named once.
 func (h *History) DoubleBookings() []string {
 	h.mu.Lock()
-	events := slices.Clone(h.events)
+	events := bridged(h.events)
 	h.mu.Unlock()
-	slices.SortStableFunc(events, func(a, b event) int {
-		switch {
-		case a.version < b.version:
-			return -1
-		case a.version > b.version:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.version, b.version) })
 	var out []string
 	said := map[string]bool{}
 	pods, gone := map[string]Pod{}, map[string]bool{}
@@ -115,6 +134,73 @@ func (h *History) DoubleBookings() []string {
 				delete(gone, uid)
 			}
 		}
+	}
+	return out
+}
+
+// bridged makes what isn't known of a gap the least that it can have been: a pod
+// that was over behind it was over from the last word before it on, one that
+// had less had less, and of the report only what it showed on both sides was
+// there in between.
+func bridged(events []event) []event {
+	var out []event
+	last := map[string]event{}
+	for _, e := range events {
+		object := "report"
+		switch {
+		case e.pod != nil:
+			object = e.pod.UID
+		case e.gone != "":
+			out = append(out, e)
+			continue
+		}
+		if before, known := last[object]; known && e.gap {
+			switch {
+			case e.pod != nil && (e.pod.Over || less(*e.pod, *before.pod)):
+				out = append(out, event{version: before.version, pod: e.pod})
+			case e.pod == nil:
+				out = append(out, event{version: before.version, cards: common(before.cards, e.cards)})
+			}
+		}
+		last[object] = e
+		out = append(out, e)
+	}
+	return out
+}
+
+// less reports whether a pod has less of some card than it had.
+func less(now, before Pod) bool {
+	if now.Grant == nil || before.Grant == nil {
+		return now.Grant == nil
+	}
+	for name, cards := range before.Grant.Containers {
+		for _, was := range cards {
+			if is, ok := cardGrant(now.Grant, name, was.Card); !ok || is.MemMiB < was.MemMiB || is.Cores < was.Cores {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// common is the report with only those slices that both have, each with the
+// smaller amounts.
+func common(a, b []v1alpha1.Card) []v1alpha1.Card {
+	var out []v1alpha1.Card
+	for _, card := range a {
+		var kept []v1alpha1.Slice
+		for _, s := range card.Slices {
+			for _, other := range b {
+				for _, o := range other.Slices {
+					if other.UUID == card.UUID && o.PodUID == s.PodUID && o.Container == s.Container {
+						s.MemMiB, s.Cores = min(s.MemMiB, o.MemMiB), min(s.Cores, o.Cores)
+						kept = append(kept, s)
+					}
+				}
+			}
+		}
+		card.Slices = kept
+		out = append(out, card)
 	}
 	return out
 }

@@ -66,6 +66,29 @@ func TestHistoryFindsACardThatWasGivenTwice(t *testing.T) {
 			h.SawNoPod(4, a)
 			h.SawPod(5, liveOn(b, 60))
 		}, 0},
+		"in a gap, after one whose slice went in it": {func(h *History) {
+			h.SawReport(1, cardWith(slice(a, "app", 60, 0)))
+			h.SawPod(2, liveOn(a, 60))
+			h.SawNoPod(3, a)
+			h.Break()
+			h.SawPod(5, liveOn(b, 60))
+			h.SawReport(6, cardWith(slice(b, "app", 60, 0)))
+		}, 0},
+		"in a gap, beside one that is still there behind it": {func(h *History) {
+			h.SawReport(1, cardWith(slice(a, "app", 60, 0)))
+			h.SawPod(2, liveOn(a, 60))
+			h.SawNoPod(3, a)
+			h.Break()
+			h.SawPod(5, liveOn(b, 60))
+			h.SawReport(6, cardWith(slice(a, "app", 60, 0)))
+		}, 1},
+		"in a gap, beside one that was over behind it": {func(h *History) {
+			h.SawReport(1, cardWith())
+			h.SawPod(2, liveOn(a, 60))
+			h.Break()
+			h.SawPod(7, over)
+			h.SawPod(5, liveOn(b, 60))
+		}, 0},
 		"beside one that keeps more than it was left": {func(h *History) {
 			h.SawReport(1, cardWith(slice(a, "app", 60, 0)))
 			h.SawPod(2, liveOn(a, 20))

@@ -40,7 +40,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("CARVE_SEED=%d CARVE_KILLS=%d", seed, kills)
 
 	h := watchHistory(t)
-	c := &chaos{t: t, kills: map[string]int{}, ends: map[string]int{}, rest: onNode(chaosDir, "rest")}
+	c := &chaos{t: t, history: h, kills: map[string]int{}, ends: map[string]int{}, rest: onNode(chaosDir, "rest")}
 	if err := os.MkdirAll(onNode(chaosDir), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,8 @@ func watchHistory(t *testing.T) *audit.History {
 const chaosDir = "/var/lib/carve-e2e/chaos"
 
 type chaos struct {
-	t *testing.T
+	t       *testing.T
+	history *audit.History
 	// rest is the file whose presence makes the pods idle.
 	rest string
 	// busy is held for reading by those who make and remove pods, for writing
@@ -227,6 +228,9 @@ func (c *chaos) round(ctx context.Context, n int, r *rand.Rand) error {
 				if errs[1] = p.back(ctx); errs[1] != nil {
 					return
 				}
+				if p.name == "apiserver" {
+					c.history.Break() // what was told meanwhile may be from before
+				}
 			}
 			wait(ctx, time.Duration(r.Float64()*float64(3*time.Second)))
 		}
@@ -237,6 +241,9 @@ func (c *chaos) round(ctx context.Context, n int, r *rand.Rand) error {
 
 // kill ends a part as soon as it runs.
 func (c *chaos) kill(ctx context.Context, p part) error {
+	if p.name == "apiserver" {
+		c.history.Break()
+	}
 	err := await(ctx, p.name+" to be killed", func(ctx context.Context) error { return p.kill(ctx) })
 	if err == nil {
 		c.count(c.kills, p.name)
