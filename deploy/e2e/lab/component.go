@@ -301,6 +301,19 @@ func (l *Lab) UseScheduler(ctx context.Context, configuration []byte) error {
 	return l.Restart(ctx, "scheduler")
 }
 
+// UseNRI restarts the container runtime with its plugin interface on or off.
+func (l *Lab) UseNRI(ctx context.Context, on bool) error {
+	l.config.NRIOff = !on
+	configuration, err := l.config.render("containerd.toml")
+	if err != nil {
+		return err
+	}
+	if err := l.config.writeConfig("containerd.toml", configuration); err != nil {
+		return err
+	}
+	return l.Restart(ctx, "containerd")
+}
+
 // Status says for each component whether its process runs.
 type Status struct {
 	Name, Dir string

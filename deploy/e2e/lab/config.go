@@ -34,6 +34,9 @@ type Config struct {
 	// Audit is a group of users whose writes the API server logs to AuditLog.
 	// Empty: none.
 	Audit string `json:"audit,omitempty"`
+	// NRIOff switches the container runtime's plugin interface off, as containerd
+	// 1.7 ships it. See UseNRI.
+	NRIOff bool `json:"nriOff,omitempty"`
 	// Node is the lab's node. Zero fields get defaults.
 	Node Node `json:"node"`
 }
