@@ -118,8 +118,10 @@ type Agent struct {
 // holding is a pod's slices in memory.
 type holding struct {
 	record
-	// prepared says that the files are in place.
-	prepared bool
+	// prepared says that the files are in place; preparedAt is since when, zero
+	// for what an earlier process prepared.
+	prepared   bool
+	preparedAt time.Time
 	// used are the containers that may have run with their slice.
 	used map[string]bool
 	// tallies are what was counted of each container, by card.

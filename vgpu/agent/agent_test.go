@@ -158,6 +158,39 @@ func TestLifeOfASlice(t *testing.T) {
 	}
 }
 
+// A slice is reported when its container runs, in one write, or a moment after it
+// was prepared, if that takes longer.
+func TestASliceWhoseContainerStartsSoonIsReportedOnce(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	eventually(t, "the node is reported", func() bool { s, _ := n.api.report(); return s.HookConnectedSince != nil })
+	age := func(uid string, at time.Time) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.held[uid].preparedAt = at
+	}
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	age("uid-1", time.Now().Add(time.Hour)) // so that the test's own pace doesn't matter
+	_, before := n.api.report()
+	n.report()
+	time.Sleep(5 * gatherAtMost)
+	if s, writes := n.api.report(); writes != before || s.Summary.Slices != 0 {
+		t.Fatalf("%d writes for a slice that was just prepared: %+v", writes-before, s.Summary)
+	}
+	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
+	eventually(t, "the slice is reported", func() bool { s, _ := n.api.report(); return s.Summary.Slices == 1 })
+	if s, writes := n.api.report(); writes != before+1 || s.Cards[0].Slices[0].State != v1alpha1.Active {
+		t.Errorf("%d writes, the slice is %+v", writes-before, s.Cards[0].Slices)
+	}
+	// One that waits for its image is reported all the same.
+	n.api.setPod(podWith(t, "uid-2", grantOf("uid-2", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the second slice is reported", func() bool {
+		s, _ := n.api.report()
+		return s.Summary.Slices == 2 && s.Summary.GrantedMiB == 200
+	})
+}
+
 func TestAnIdleNodeWritesNothing(t *testing.T) {
 	n := startNode(t)
 	n.link()

@@ -207,6 +207,9 @@ func (a *Agent) putInPlace(r record) error {
 	}
 	a.mu.Lock()
 	if h := a.held[r.Grant.UID]; h != nil {
+		if !h.prepared {
+			h.preparedAt = time.Now()
+		}
 		h.prepared = true
 	}
 	a.wake()

@@ -24,6 +24,10 @@ const (
 	gatherAtMost  = 60 * time.Millisecond
 	// reportsApart bounds the rate of writes of a busy node.
 	reportsApart = 200 * time.Millisecond
+	// startsSoon is how long a prepared slice waits for its container before it is
+	// reported for its own sake: most containers start within it, and one write
+	// then tells both. Until then the extender counts the grant.
+	startsSoon = time.Second
 
 	retryReportAtLeast = 500 * time.Millisecond
 	retryReportAtMost  = 30 * time.Second
@@ -156,11 +160,13 @@ func (a *Agent) writeReports(ctx context.Context) {
 	a.report()
 	retry := time.Duration(0)
 	said := ""
+	var due <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.dirty:
+		case <-due:
 		}
 		if !pause(ctx, gatherAtLeast+rand.N(gatherAtMost-gatherAtLeast)) {
 			return
@@ -169,7 +175,10 @@ func (a *Agent) writeReports(ctx context.Context) {
 		case <-a.dirty:
 		default:
 		}
-		wrote, err := a.writeReport(ctx, watch.GetStore())
+		wrote, again, err := a.writeReport(ctx, watch.GetStore())
+		if due = nil; again > 0 {
+			due = time.After(again)
+		}
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return
@@ -226,21 +235,22 @@ func (a *Agent) wished(o any) {
 }
 
 // writeReport writes the status if it differs from what the API server has,
-// and reports whether it wrote.
-func (a *Agent) writeReport(ctx context.Context, store cache.Store) (bool, error) {
+// and reports whether it wrote. Where all that differs may wait, again says for
+// how long.
+func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool, again time.Duration, err error) {
 	a.mu.Lock()
 	asked := a.hardware.asked
 	a.mu.Unlock()
 	if !asked {
 		// Before the driver has been asked there is nothing to say, and saying
 		// it would make the extender forget cards that are in use.
-		return false, nil
+		return false, 0, nil
 	}
 	want := a.status()
 	var have *v1alpha1.GPUNode
 	o, exists, err := store.GetByKey(a.Node)
 	if err != nil {
-		return false, fmt.Errorf("write report: %w", err)
+		return false, 0, fmt.Errorf("write report: %w", err)
 	}
 	if exists {
 		have = o.(*v1alpha1.GPUNode)
@@ -250,14 +260,17 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (bool, error
 			have, err = a.Reports.Get(ctx, a.Node)
 		}
 		if err != nil {
-			return false, fmt.Errorf("create report: %w", err)
+			return false, 0, fmt.Errorf("create report: %w", err)
 		}
 	}
 	if a.written != nil && a.written.UID == have.UID && newer(a.written.ResourceVersion, have.ResourceVersion) {
 		have = a.written // the watch is a moment behind our own write
 	}
 	if equality.Semantic.DeepEqual(have.Status, want) {
-		return false, nil
+		return false, 0, nil
+	}
+	if fresh, wait := a.fresh(time.Now()); len(fresh) > 0 && equality.Semantic.DeepEqual(without(have.Status, fresh), without(want, fresh)) {
+		return false, wait, nil
 	}
 	next := have.DeepCopy()
 	next.Status = want
@@ -271,10 +284,44 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (bool, error
 	}
 	if err != nil {
 		a.written = nil
-		return false, fmt.Errorf("write report: %w", err)
+		return false, 0, fmt.Errorf("write report: %w", err)
 	}
 	a.written = got
-	return true, nil
+	return true, 0, nil
+}
+
+// fresh are the pods whose slices were prepared a moment ago, and the time until
+// the first of them is of age.
+func (a *Agent) fresh(now time.Time) (uids map[string]bool, wait time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uids, wait = map[string]bool{}, startsSoon
+	for uid, h := range a.held {
+		if left := startsSoon - now.Sub(h.preparedAt); h.prepared && left > 0 {
+			uids[uid] = true
+			wait = min(wait, left)
+		}
+	}
+	return uids, wait
+}
+
+// without is a status without the slices of some pods that no container runs
+// with, and without the sums.
+func without(s v1alpha1.GPUNodeStatus, pods map[string]bool) v1alpha1.GPUNodeStatus {
+	s.Summary = v1alpha1.Summary{}
+	cards := make([]v1alpha1.Card, len(s.Cards))
+	for i, c := range s.Cards {
+		var kept []v1alpha1.Slice
+		for _, x := range c.Slices {
+			if x.State != v1alpha1.Prepared || !pods[x.PodUID] {
+				kept = append(kept, x)
+			}
+		}
+		c.Slices = kept
+		cards[i] = c
+	}
+	s.Cards = cards
+	return s
 }
 
 // newer compares resource versions, which are decimal numbers of any length

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sort"
 	"time"
 
@@ -23,6 +24,7 @@ const (
 	gatherAtLeast = 20 * time.Millisecond
 	gatherAtMost  = 60 * time.Millisecond
 	reportsApart  = 200 * time.Millisecond
+	startsSoon    = time.Second
 	retryAfter    = 500 * time.Millisecond
 )
 
@@ -32,8 +34,9 @@ type holding struct {
 	grant          api.Grant
 	peaks          map[string]amount
 	// inits are the containers that have ended once the pod is active.
-	inits  map[string]bool
-	active bool
+	inits      map[string]bool
+	active     bool
+	preparedAt time.Time
 }
 
 // amount is what a pod holds of one card at most.
@@ -105,14 +108,14 @@ func (n *node) take(p *corev1.Pod) error {
 			return err
 		}
 	}
-	h := &holding{namespace: p.Namespace, pod: p.Name, grant: g, peaks: wants, inits: map[string]bool{}}
+	h := &holding{namespace: p.Namespace, pod: p.Name, grant: g, peaks: wants, inits: map[string]bool{}, preparedAt: time.Now()}
 	for i := range p.Spec.InitContainers {
 		if c := &p.Spec.InitContainers[i]; !sidecar(c) {
 			h.inits[c.Name] = true
 		}
 	}
 	if before != nil {
-		h.active = before.active
+		h.active, h.preparedAt = before.active, before.preparedAt
 	}
 	n.held[uid] = h
 	n.report()
@@ -172,7 +175,7 @@ func (n *node) status() v1alpha1.GPUNodeStatus {
 		AgentVersion: "sim", DriverVersion: "550.90.07", SoftwareGPU: true, Enforcement: v1alpha1.EnforcementAdvisory,
 		HookConnectedSince: n.since.DeepCopy(), SlotsPerCard: n.slots,
 	}
-	slices := map[string][]v1alpha1.Slice{}
+	placed := map[string][]v1alpha1.Slice{}
 	for uid, h := range n.held {
 		state := v1alpha1.Prepared
 		if h.active {
@@ -183,7 +186,7 @@ func (n *node) status() v1alpha1.GPUNodeStatus {
 				continue
 			}
 			for _, c := range cards {
-				slices[c.Card] = append(slices[c.Card], v1alpha1.Slice{
+				placed[c.Card] = append(placed[c.Card], v1alpha1.Slice{
 					PodUID: uid, Container: name, Namespace: h.namespace, Pod: h.pod,
 					MemMiB: c.MemMiB, Cores: int32(c.Cores), Mode: string(c.Mode),
 					Generation: int32(h.grant.Generation), State: state,
@@ -202,7 +205,7 @@ func (n *node) status() v1alpha1.GPUNodeStatus {
 		}
 	}
 	for _, c := range n.cards {
-		c.Slices = slices[c.UUID]
+		c.Slices = placed[c.UUID]
 		sort.Slice(c.Slices, func(i, j int) bool {
 			x, y := c.Slices[i], c.Slices[j]
 			return x.PodUID < y.PodUID || x.PodUID == y.PodUID && x.Container < y.Container
@@ -218,11 +221,13 @@ func (n *node) status() v1alpha1.GPUNodeStatus {
 // writeReports keeps a node's GPUNode equal to what is, as the agent does.
 func (f *Fleet) writeReports(ctx context.Context, n *node) {
 	n.report()
+	var due <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-n.dirty:
+		case <-due:
 		}
 		n.mu.Lock()
 		late := n.late
@@ -234,7 +239,10 @@ func (f *Fleet) writeReports(ctx context.Context, n *node) {
 		case <-n.dirty:
 		default:
 		}
-		wrote, err := f.writeReport(ctx, n)
+		wrote, again, err := f.writeReport(ctx, n)
+		if due = nil; again > 0 {
+			due = time.After(again)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -261,24 +269,27 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (f *Fleet) writeReport(ctx context.Context, n *node) (bool, error) {
+func (f *Fleet) writeReport(ctx context.Context, n *node) (wrote bool, again time.Duration, err error) {
 	n.mu.Lock()
 	have, want, gone := n.written, n.status(), n.gone
+	wait := n.onlyFresh(have, want)
 	n.mu.Unlock()
 	if gone {
-		return false, nil
+		return false, 0, nil
 	}
 	if have != nil && equality.Semantic.DeepEqual(have.Status, want) {
-		return false, nil
+		return false, 0, nil
 	}
-	var err error
+	if wait > 0 {
+		return false, wait, nil
+	}
 	if have == nil {
 		have, err = f.Reports.Create(ctx, &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: n.Name}})
 		if apierrors.IsAlreadyExists(err) {
 			have, err = f.Reports.Get(ctx, n.Name)
 		}
 		if err != nil {
-			return false, fmt.Errorf("create report: %w", err)
+			return false, 0, fmt.Errorf("create report: %w", err)
 		}
 	}
 	next := have.DeepCopy()
@@ -291,12 +302,43 @@ func (f *Fleet) writeReport(ctx context.Context, n *node) (bool, error) {
 		}
 	}
 	if err != nil {
-		return false, fmt.Errorf("write report: %w", err)
+		return false, 0, fmt.Errorf("write report: %w", err)
 	}
 	n.mu.Lock()
 	n.written, n.writes = got, n.writes+1
 	n.mu.Unlock()
-	return true, nil
+	return true, 0, nil
+}
+
+// onlyFresh says how long a report may wait: as long as the slices that it would
+// add were prepared a moment ago and no container runs with them. n.mu is held.
+func (n *node) onlyFresh(have *v1alpha1.GPUNode, want v1alpha1.GPUNodeStatus) time.Duration {
+	if have == nil {
+		return 0
+	}
+	wait := time.Duration(0)
+	fresh := map[string]bool{}
+	for uid, h := range n.held {
+		if left := startsSoon - time.Since(h.preparedAt); left > 0 && !h.active {
+			fresh[uid] = true
+			if wait == 0 || left < wait {
+				wait = left
+			}
+		}
+	}
+	without := func(s v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus {
+		s = *s.DeepCopy()
+		s.Summary = v1alpha1.Summary{}
+		for i := range s.Cards {
+			kept := slices.DeleteFunc(s.Cards[i].Slices, func(x v1alpha1.Slice) bool { return fresh[x.PodUID] && x.State == v1alpha1.Prepared })
+			s.Cards[i].Slices = kept
+		}
+		return s
+	}
+	if wait > 0 && equality.Semantic.DeepEqual(without(have.Status), without(want)) {
+		return wait
+	}
+	return 0
 }
 
 // reportChanged takes the operator's number of slots, and advertises it.
