@@ -153,7 +153,7 @@ bench-extender: ## CPU of a scheduling decision by cluster size
 	@go run ./scheduler-extender/bench
 
 .PHONY: bench-node
-bench-node: ## what carve adds to a container's start
+bench-node: ## what carve adds to a container's start, and what it writes to the API server
 	@$(MAKE) --no-print-directory build $(BIN)/benchnode >&2
 	@go run ./nri-hook/bench
 	@$(BIN)/benchnode
