@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -79,8 +80,12 @@ func newNode(spec Node, index int) *node {
 	return n
 }
 
-// CardUUID is the identity of a simulated card.
-func CardUUID(node string, index int) string { return fmt.Sprintf("GPU-sim-%s-%d", node, index) }
+// CardUUID is the identity of a simulated card: of the form that drivers give,
+// and the same in each run.
+func CardUUID(node string, index int) string {
+	b := sha256.Sum256(fmt.Appendf(nil, "%s/%d", node, index))
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
+}
 
 // report asks for a look at what is reported.
 func (n *node) report() {
