@@ -13,6 +13,7 @@ var (
 	pluginConnected = prometheus.NewDesc("carve_kubelet_connected", "1 while the kubelet listens to the device plugin.", nil, nil)
 	unadjusted      = prometheus.NewDesc("carve_unadjusted_containers", "Running containers that should have a card and were started without the hook: they have none.", nil, nil)
 	refusedGrants   = prometheus.NewDesc("carve_refused_grants", "Pods whose grant isn't honoured: stale, foreign, forged, or without room.", nil, nil)
+	accessRepairs   = prometheus.NewDesc("carve_device_access_repairs_total", "Times that a running container had lost access to its cards, by device rules that were rewritten, and was given it back.", nil, nil)
 	journalRecords  = prometheus.NewDesc("carve_journal_records", "Pods that hold slices on this node.", nil, nil)
 )
 
@@ -20,7 +21,7 @@ var (
 type agentCollector struct{ *cached }
 
 func (agentCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{agentInfo, hookConnected, hookSince, pluginConnected, unadjusted, refusedGrants, journalRecords} {
+	for _, d := range []*prometheus.Desc{agentInfo, hookConnected, hookSince, pluginConnected, unadjusted, refusedGrants, accessRepairs, journalRecords} {
 		ch <- d
 	}
 }
@@ -35,5 +36,6 @@ func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, pluginConnected, oneIf(v.KubeletConnected))
 	gauge(ch, unadjusted, float64(v.Unadjusted))
 	gauge(ch, refusedGrants, float64(v.Refused))
+	ch <- prometheus.MustNewConstMetric(accessRepairs, prometheus.CounterValue, float64(v.AccessRepairs))
 	gauge(ch, journalRecords, float64(v.Records))
 }

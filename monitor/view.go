@@ -17,8 +17,11 @@ type View struct {
 	// Unadjusted counts containers that should have a card and have none,
 	// Refused pods whose grant isn't honoured, Records the pods in the journal.
 	Unadjusted, Refused, Records int
-	Cards                        []Card
-	Slices                       []Slice
+	// AccessRepairs counts the containers that had lost their devices and got
+	// them back since the agent started.
+	AccessRepairs uint64
+	Cards         []Card
+	Slices        []Slice
 }
 
 // Card is one card.

@@ -45,6 +45,8 @@ type Container struct {
 	AllDevices bool
 	// HostPID is the pid of its first process, 0 if it has none.
 	HostPID int
+	// Devices are those of its specification.
+	Devices []gpu.DeviceNode
 }
 
 // Mark is the slice that a carve hook gave the container, empty for none.

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/gpu"
 )
 
 const (
@@ -49,6 +50,8 @@ type State interface {
 	Starting(c Container) error
 	// Started says that a container's first process runs.
 	Started(c Container)
+	// Updated says that the runtime changed a running container's resources.
+	Updated(c Container)
 	// Exited says that a container has no process any more. It may come more
 	// than once, late, or never.
 	Exited(c Container)
@@ -264,6 +267,12 @@ func (s *session) PostStartContainer(_ context.Context, p *nri.PodSandbox, c *nr
 	return nil
 }
 
+// PostUpdateContainer comes when a container's resources were changed.
+func (s *session) PostUpdateContainer(_ context.Context, p *nri.PodSandbox, c *nri.Container) error {
+	s.state.Updated(from(p, c))
+	return nil
+}
+
 // StopContainer comes when a container has exited.
 func (s *session) StopContainer(_ context.Context, p *nri.PodSandbox, c *nri.Container) ([]*nri.ContainerUpdate, error) {
 	s.state.Exited(from(p, c))
@@ -285,6 +294,11 @@ func from(p *nri.PodSandbox, c *nri.Container) Container {
 		Annotations: c.GetAnnotations(), SandboxAnnotations: p.GetAnnotations(),
 		Env:     c.GetEnv(),
 		HostPID: int(c.GetPid()),
+	}
+	for _, d := range c.GetLinux().GetDevices() {
+		if d.GetType() == "c" {
+			out.Devices = append(out.Devices, gpu.DeviceNode{Path: d.GetPath(), Major: d.GetMajor(), Minor: d.GetMinor()})
+		}
 	}
 	for _, r := range c.GetLinux().GetResources().GetDevices() {
 		if r.Allow && (r.Type == "" || r.Type == "a") && r.Major == nil && r.Minor == nil {

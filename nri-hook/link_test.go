@@ -159,6 +159,7 @@ func (n *nodeState) Adjusted(c Container, s Slice) { n.say("adjusted " + c.ID + 
 func (n *nodeState) Ungranted(c Container)         { n.say("ungranted " + c.ID) }
 func (n *nodeState) Exited(c Container)            { n.say("exited " + c.ID) }
 func (n *nodeState) Started(c Container)           {}
+func (n *nodeState) Updated(c Container)           { n.say("updated " + c.ID) }
 
 func (n *nodeState) Starting(c Container) error {
 	if c.ID == "unadjusted" {

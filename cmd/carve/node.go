@@ -297,7 +297,7 @@ func (n *node) View() monitor.View {
 	out := monitor.View{
 		Node: n.name, Version: n.version, DriverVersion: v.DriverVersion, Software: v.Software,
 		LinkedSince: v.LinkedSince, KubeletConnected: n.plugin.Connected(),
-		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records,
+		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records, AccessRepairs: v.AccessRepairs,
 	}
 	for _, c := range v.Cards {
 		out.Cards = append(out.Cards, monitor.Card{
@@ -321,7 +321,7 @@ type hookState struct{ agent *agent.Agent }
 func runtimeContainer(c nrihook.Container) agent.RuntimeContainer {
 	return agent.RuntimeContainer{
 		ID: c.ID, PodUID: c.PodUID, Name: c.Name,
-		Asked: c.AskedForCards(), Adjusted: c.Mark() != "", HostPID: c.HostPID,
+		Asked: c.AskedForCards(), Adjusted: c.Mark() != "", HostPID: c.HostPID, Devices: c.Devices,
 	}
 }
 
@@ -349,7 +349,8 @@ func (s hookState) Adjusted(c nrihook.Container, _ nrihook.Slice) {
 	s.agent.Adjusted(runtimeContainer(c))
 }
 func (s hookState) Ungranted(c nrihook.Container) { s.agent.Ungranted(c.PodUID, c.Name) }
-func (s hookState) Started(c nrihook.Container)   { s.agent.Started(c.ID) }
+func (s hookState) Started(c nrihook.Container)   { s.agent.Started(c.ID, c.HostPID) }
+func (s hookState) Updated(c nrihook.Container)   { s.agent.Updated(c.ID) }
 
 func (s hookState) Starting(c nrihook.Container) error {
 	return s.agent.Starting(c.ID)

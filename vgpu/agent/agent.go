@@ -83,6 +83,8 @@ type Agent struct {
 	dirty, resized chan struct{}
 	// reported tells readers of the local API of each change.
 	reported changes
+	// accessDoubted asks for a look at the containers' device rules.
+	accessDoubted chan struct{}
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have
@@ -106,6 +108,8 @@ type Agent struct {
 	// says since when.
 	linkedSince, downSince time.Time
 	hardware               hardwareState
+	// accessRepairs counts the containers that got lost devices back.
+	accessRepairs uint64
 	// wishedSlots is the operator's number of slots for each card, 0 for none.
 	wishedSlots int32
 	// cordoned are the cards that the operator takes no new slices on.
@@ -139,6 +143,10 @@ type use struct {
 	adjusted, stopped bool
 	// asked says that the device plugin marked it.
 	asked bool
+	// devices are those in its specification; accessLost says that some of them
+	// can't be opened, and that this was said.
+	devices    []gpu.DeviceNode
+	accessLost bool
 }
 
 // New opens the journal and prepares what it holds, so that the hook can serve
@@ -150,17 +158,18 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		files:  files{filepath.Join(c.RunDir, "slices")},
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, 10*time.Second)),
-		events:     &events.FakeRecorder{},
-		started:    time.Now(),
-		downSince:  time.Now(),
-		dirty:      make(chan struct{}, 1),
-		resized:    make(chan struct{}, 1),
-		changed:    make(chan struct{}),
-		pods:       map[string]pod{},
-		held:       map[string]*holding{},
-		refused:    map[string]string{},
-		sandboxes:  map[string]sandbox{},
-		containers: map[string]use{},
+		events:        &events.FakeRecorder{},
+		started:       time.Now(),
+		downSince:     time.Now(),
+		dirty:         make(chan struct{}, 1),
+		resized:       make(chan struct{}, 1),
+		accessDoubted: make(chan struct{}, 1),
+		changed:       make(chan struct{}),
+		pods:          map[string]pod{},
+		held:          map[string]*holding{},
+		refused:       map[string]string{},
+		sandboxes:     map[string]sandbox{},
+		containers:    map[string]use{},
 	}
 	err := errors.Join(os.MkdirAll(a.files.dir, 0o755), os.MkdirAll(c.StateDir, 0o755))
 	if err == nil {
@@ -265,6 +274,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{"report", a.writeReports},
 		{"reclaim", a.reclaimLoop},
 		{"capacity", a.advertise},
+		{"device access", a.watchAccess},
 		{"slices", a.work}, {"slices", a.work}, {"slices", a.work}, {"slices", a.work},
 	} {
 		parts.Go(func() { a.keep(ctx, part.name, part.run) })

@@ -536,7 +536,7 @@ func TestAContainerThatNeverStartedGivesItsSliceBack(t *testing.T) {
 		eventually(t, "the slice is prepared", func() bool { return n.prepared(uid, "app") })
 		n.Adjusted(RuntimeContainer{ID: "c-" + uid, PodUID: uid, Name: "app", Adjusted: true})
 	}
-	n.Started("c-uid-2")
+	n.Started("c-uid-2", 0)
 	n.api.setPod(failed("uid-2", "c-uid-2"))
 	n.api.setPod(failed("uid-1", "c-uid-2")) // another pod's container: no word on its own
 	eventually(t, "the watch knows both", func() bool {

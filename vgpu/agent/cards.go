@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/carve-gpu/carve/api/v1alpha1"
@@ -76,6 +78,9 @@ func (a *Agent) findDriver(version string) {
 	if err != nil {
 		a.Log.Error("the driver's files can't be found", "error", err)
 		return
+	}
+	if err := a.linkDevices(next.Control); err != nil {
+		a.Log.Warn("systemd may not find the driver's devices: their links in /dev/char can't be made", "error", err)
 	}
 	if a.Software {
 		next.SoftwareState = a.Root.SoftwareState()
@@ -190,6 +195,11 @@ func (a *Agent) setCards(inventory gpu.Inventory, fresh bool) {
 			continue
 		}
 		nodes[c.UUID] = n
+	}
+	if fresh {
+		if err := a.linkDevices(slices.Collect(maps.Values(nodes))); err != nil {
+			a.Log.Warn("systemd may not find the cards' devices: their links in /dev/char can't be made", "error", err)
+		}
 	}
 	a.mu.Lock()
 	h := &a.hardware

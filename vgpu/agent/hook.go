@@ -35,6 +35,8 @@ type RuntimeContainer struct {
 	Asked, Adjusted bool
 	// HostPID is its first process, 0 if there is none.
 	HostPID int
+	// Devices are the devices of its specification, where the runtime says.
+	Devices []gpu.DeviceNode
 }
 
 // Slice returns what is ready for a container that is being created: nil if it
@@ -113,19 +115,32 @@ func (s sandbox) grants(container string) bool {
 func (a *Agent) Adjusted(c RuntimeContainer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.containers[c.ID] = use{uid: c.PodUID, container: c.Name, adjusted: true}
+	u := use{uid: c.PodUID, container: c.Name, adjusted: true}
 	if h := a.held[c.PodUID]; h != nil {
 		h.used[c.Name] = true
+		if a.hardware.driver != nil {
+			u.devices = append(u.devices, a.hardware.driver.Control...)
+		}
+		for _, cg := range h.Grant.Containers[c.Name] {
+			if n, ok := a.hardware.nodes[cg.Card]; ok {
+				u.devices = append(u.devices, n)
+			}
+		}
 	}
+	a.containers[c.ID] = u
 	a.report()
 }
 
-// Started notes that a container's first process runs.
-func (a *Agent) Started(id string) {
+// Started notes that a container's first process runs; hostPID is 0 where the
+// runtime doesn't say which that is.
+func (a *Agent) Started(id string, hostPID int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if u, ok := a.containers[id]; ok {
 		u.started = true
+		if hostPID != 0 {
+			u.hostPID = hostPID
+		}
 		a.containers[id] = u
 	}
 }
@@ -191,7 +206,7 @@ func (a *Agent) Synchronize(list []RuntimeContainer) {
 	for _, c := range list {
 		a.containers[c.ID] = use{
 			uid: c.PodUID, container: c.Name, hostPID: c.HostPID, started: c.HostPID != 0,
-			adjusted: c.Adjusted, asked: c.Asked, stopped: before[c.ID].stopped,
+			adjusted: c.Adjusted, asked: c.Asked, stopped: before[c.ID].stopped, devices: c.Devices,
 		}
 		if h := a.held[c.PodUID]; h != nil && c.Adjusted {
 			h.used[c.Name] = true
@@ -207,6 +222,7 @@ func (a *Agent) Synchronize(list []RuntimeContainer) {
 func (a *Agent) LinkChanged(up bool) {
 	a.mu.Lock()
 	if up {
+		a.doubtAccess() // the runtime may have been reloaded
 		a.linkedSince, a.downSince = time.Now(), time.Time{}
 	} else {
 		a.linkedSince, a.downSince = time.Time{}, time.Now()

@@ -298,6 +298,8 @@ const (
 	reasonGrantRefused = "GrantRefused"
 	reasonUnadjusted   = "StartedWithoutCard"
 	reasonUngranted    = "CardsWithheld"
+	reasonAccessMended = "DeviceAccessRepaired"
+	reasonAccessLost   = "DeviceAccessLost"
 )
 
 var eventScheme = scheme.Scheme

@@ -22,8 +22,11 @@ type View struct {
 	Records int
 	// SlotsPerCard is how many containers may share a card.
 	SlotsPerCard int
-	Cards        []CardView
-	Slices       []SliceView
+	// AccessRepairs counts the containers that had lost their devices and got
+	// them back.
+	AccessRepairs uint64
+	Cards         []CardView
+	Slices        []SliceView
 }
 
 // CardView is one card.
@@ -68,7 +71,7 @@ func (a *Agent) View() View {
 	v := View{
 		Node: a.Node, DriverVersion: status.DriverVersion, Software: a.Software,
 		LinkedSince: a.linkedSince, Unadjusted: int(status.UnadjustedContainers),
-		Refused: len(a.refused), Records: len(a.held), SlotsPerCard: int(status.SlotsPerCard),
+		Refused: len(a.refused), Records: len(a.held), SlotsPerCard: int(status.SlotsPerCard), AccessRepairs: a.accessRepairs,
 	}
 	granted := map[string]amount{}
 	for _, h := range a.held {
