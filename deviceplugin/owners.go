@@ -31,6 +31,8 @@ const (
 	// askAgain is the pause after the kubelet had no answer: it limits the rate
 	// of this service, and shows a pod a moment after it is admitted.
 	askAgain = 20 * time.Millisecond
+	// heldLimit bounds the question which slots are held.
+	heldLimit = 500 * time.Millisecond
 )
 
 func newOwners(socket string) *owners {
@@ -74,6 +76,32 @@ func (o *owners) find(ctx context.Context, resource string, ids []string) (owner
 		case <-time.After(askAgain):
 		}
 	}
+}
+
+// held lists the ids that containers hold, as far as the kubelet says within
+// heldLimit.
+func (o *owners) held(ctx context.Context, resource string) []string {
+	if o.err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, heldLimit)
+	defer cancel()
+	list, err := podresources.NewPodResourcesListerClient(o.conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil
+	}
+	var ids []string
+	for _, p := range list.PodResources {
+		for _, c := range p.Containers {
+			for _, d := range c.Devices {
+				if d.ResourceName == resource {
+					ids = append(ids, d.DeviceIds...)
+				}
+			}
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 func holds(devices []*podresources.ContainerDevices, resource string, ids []string) bool {

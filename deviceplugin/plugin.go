@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,8 +23,10 @@ import (
 )
 
 const (
-	// endpoint is the plugin's socket in the kubelet's plugin directory.
-	endpoint = "carve-gpu.sock"
+	// endpoints are the plugin's sockets in the kubelet's plugin directory. Each
+	// session has its own, since a kubelet that hasn't noticed yet that a socket's
+	// last owner is gone takes no other one on it ("already connected").
+	endpoints = "carve-gpu*.sock"
 	// kubeletSocket is where the kubelet takes registrations.
 	kubeletSocket = "kubelet.sock"
 
@@ -67,6 +70,8 @@ type Plugin struct {
 	slots   int
 	changed chan struct{} // closed and replaced when slots or streams change
 	streams int           // open ListAndWatch calls
+	// sessions counts the sockets that were made.
+	sessions int
 }
 
 // New makes a plugin without slots. It serves once Run is called.
@@ -164,10 +169,21 @@ func rest(ctx context.Context, d time.Duration, events <-chan fsnotify.Event) bo
 // session serves on a fresh socket, registers, and stays until the kubelet is
 // gone or starts anew. It reports whether the kubelet ever listened.
 func (p *Plugin) session(ctx context.Context, events <-chan fsnotify.Event) (bool, error) {
-	path := filepath.Join(p.dir, endpoint)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("remove old socket: %w", err)
+	if !p.awaitSlots(ctx) {
+		return false, nil
 	}
+	old, err := filepath.Glob(filepath.Join(p.dir, endpoints))
+	if err != nil {
+		return false, fmt.Errorf("find old sockets: %w", err)
+	}
+	for _, path := range old {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, fmt.Errorf("remove old socket: %w", err)
+		}
+	}
+	p.sessions++
+	endpoint := strings.Replace(endpoints, "*", fmt.Sprintf("-%d-%d", os.Getpid(), p.sessions), 1)
+	path := filepath.Join(p.dir, endpoint)
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return false, fmt.Errorf("listen: %w", err)
@@ -181,7 +197,7 @@ func (p *Plugin) session(ctx context.Context, events <-chan fsnotify.Event) (boo
 		<-served
 	}()
 	own, kubeletsOwn := identity(path), identity(filepath.Join(p.dir, kubeletSocket))
-	if err := p.register(ctx); err != nil {
+	if err := p.register(ctx, endpoint); err != nil {
 		return false, err
 	}
 	connected := false
@@ -237,7 +253,23 @@ func identity(path string) socketIdentity {
 	return socketIdentity{st.Ino, st.Mtim.Nano()}
 }
 
-func (p *Plugin) register(ctx context.Context) error {
+// awaitSlots waits until the node's slots are known: a plugin with none would
+// have the kubelet turn pods away. It reports false when ctx ends.
+func (p *Plugin) awaitSlots(ctx context.Context) bool {
+	for {
+		slots, _, changed := p.state()
+		if slots > 0 {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+		}
+	}
+}
+
+func (p *Plugin) register(ctx context.Context, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, registerLimit)
 	defer cancel()
 	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, kubeletSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -156,6 +156,7 @@ func (s *preparedSlices) AwaitPrepared(_ context.Context, namespace, pod, contai
 func startPlugin(t *testing.T, dir string, s Slices) *Plugin {
 	t.Helper()
 	p := New(Config{KubeletDir: dir, Slices: s, Log: slog.New(slog.DiscardHandler)})
+	p.SetSlots(3)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -179,7 +180,6 @@ func TestRegistersSlotsThatAreHealthyAndNameNoCard(t *testing.T) {
 	k.refuses = 2
 	k.start(t)
 	p := startPlugin(t, k.dir, &preparedSlices{})
-	p.SetSlots(3)
 	r, client := k.waitRegistered(t)
 	if r.ResourceName != "nvidia.com/gpu" || r.Version != "v1beta1" || !r.Options.PreStartRequired {
 		t.Fatalf("registered %v", r)
@@ -374,7 +374,7 @@ func TestRegistersAgainWithAKubeletThatTookThePlaceOfAnother(t *testing.T) {
 
 func TestTheKubeletsSocketCutsAWaitShort(t *testing.T) {
 	events := make(chan fsnotify.Event, 3)
-	events <- fsnotify.Event{Name: "/plugins/" + endpoint, Op: fsnotify.Create}
+	events <- fsnotify.Event{Name: "/plugins/carve-gpu-1-1.sock", Op: fsnotify.Create}
 	events <- fsnotify.Event{Name: "/plugins/" + kubeletSocket, Op: fsnotify.Remove}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -387,5 +387,99 @@ func TestTheKubeletsSocketCutsAWaitShort(t *testing.T) {
 	events <- fsnotify.Event{Name: "/plugins/" + kubeletSocket, Op: fsnotify.Create}
 	if !rest(t.Context(), time.Hour, events) || len(events) != 0 {
 		t.Errorf("not cut short; %d events left", len(events))
+	}
+}
+
+// A node whose cards aren't known yet must not say that it has none: the kubelet
+// would turn away every pod that it admits again.
+func TestDoesNotRegisterBeforeItKnowsTheSlots(t *testing.T) {
+	k := newFakeKubelet(t)
+	k.start(t)
+	p := New(Config{KubeletDir: k.dir, Slices: &preparedSlices{}, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}()
+	select {
+	case r := <-k.registered:
+		t.Fatalf("registered %v without slots", r)
+	case <-time.After(200 * time.Millisecond):
+	}
+	p.SetSlots(2)
+	k.waitRegistered(t)
+}
+
+// node-1: fewer slots are wished for than pods hold.
+func TestSlotsThatPodsHoldStay(t *testing.T) {
+	for name, c := range map[string]struct {
+		slots int
+		held  []string
+		want  string
+	}{
+		"none held":             {2, nil, "slot-0000 slot-0001"},
+		"one held beyond":       {2, []string{"slot-0007"}, "slot-0000 slot-0007"},
+		"more held than wished": {1, []string{"slot-0003", "slot-0005"}, "slot-0003 slot-0005"},
+		"held within":           {3, []string{"slot-0001"}, "slot-0000 slot-0001 slot-0002"},
+	} {
+		var ids []string
+		for _, d := range devices(c.slots, c.held) {
+			ids = append(ids, d.ID)
+		}
+		if got := strings.Join(ids, " "); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+	k := newFakeKubelet(t)
+	k.start(t)
+	p := startPlugin(t, k.dir, &preparedSlices{})
+	_, client := k.waitRegistered(t)
+	k.hold("default", "a", "app", "slot-0002")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := client.ListAndWatch(ctx, &kubelet.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	p.SetSlots(1)
+	now, err := stream.Recv()
+	if err != nil || len(now.Devices) != 1 || now.Devices[0].ID != "slot-0002" {
+		t.Errorf("after SetSlots(1): %v, %v", now, err)
+	}
+}
+
+// Two agents of one node, as while a DaemonSet rolls: the second's socket is
+// another one, and the first's is cleared away.
+func TestEachSessionHasASocketOfItsOwn(t *testing.T) {
+	k := newFakeKubelet(t)
+	k.start(t)
+	left := filepath.Join(k.dir, "device-plugins", "carve-gpu-1-1.sock")
+	if err := os.WriteFile(left, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	startPlugin(t, k.dir, &preparedSlices{})
+	first, client := k.waitRegistered(t)
+	if _, err := os.Stat(left); err == nil {
+		t.Error("what another agent left behind is still there")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := client.ListAndWatch(ctx, &kubelet.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	second, _ := k.waitRegistered(t)
+	if first.Endpoint == second.Endpoint || strings.ContainsRune(second.Endpoint, '/') {
+		t.Errorf("sockets %s, %s", first.Endpoint, second.Endpoint)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -43,7 +45,7 @@ func (p *Plugin) ListAndWatch(_ *kubelet.Empty, stream grpc.ServerStreamingServe
 	for {
 		slots, _, changed := p.state()
 		if slots != sent {
-			if err := stream.Send(&kubelet.ListAndWatchResponse{Devices: devices(slots)}); err != nil {
+			if err := stream.Send(&kubelet.ListAndWatchResponse{Devices: devices(slots, p.owners.held(stream.Context(), api.ResourceGPU))}); err != nil {
 				return err
 			}
 			sent = slots
@@ -56,13 +58,25 @@ func (p *Plugin) ListAndWatch(_ *kubelet.Empty, stream grpc.ServerStreamingServe
 	}
 }
 
-func devices(slots int) []*kubelet.Device {
-	d := make([]*kubelet.Device, slots)
-	for i := range d {
-		d[i] = &kubelet.Device{ID: fmt.Sprintf("slot-%04d", i), Health: kubelet.Healthy}
+// devices are so many slots, and those that containers hold among them: a slot
+// that is taken back from a running pod would turn it away when the kubelet
+// admits it again.
+func devices(slots int, held []string) []*kubelet.Device {
+	var d []*kubelet.Device
+	add := func(id string) { d = append(d, &kubelet.Device{ID: id, Health: kubelet.Healthy}) }
+	for _, id := range held {
+		add(id)
 	}
+	for i := 0; len(d) < slots; i++ {
+		if id := slotID(i); !slices.Contains(held, id) {
+			add(id)
+		}
+	}
+	sort.Slice(d, func(i, j int) bool { return d[i].ID < d[j].ID })
 	return d
 }
+
+func slotID(i int) string { return fmt.Sprintf("slot-%04d", i) }
 
 // GetPreferredAllocation has no preference: one slot is as good as another.
 func (p *Plugin) GetPreferredAllocation(context.Context, *kubelet.PreferredAllocationRequest) (*kubelet.PreferredAllocationResponse, error) {
