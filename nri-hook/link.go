@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -62,6 +61,8 @@ type State interface {
 	Synchronize(containers []Container)
 	// LinkChanged says whether the link to the runtime is up.
 	LinkChanged(up bool)
+	// LinkFault says, while it is down, in a sentence why it can't be made.
+	LinkFault(sentence string)
 }
 
 // Config is what a Link is made of.
@@ -87,10 +88,11 @@ const (
 
 // Link keeps the hook connected with the container runtime.
 type Link struct {
-	socket   string
-	state    State
-	log      *slog.Logger
-	answered func(Result, time.Duration)
+	socket, index string
+	state         State
+	log           *slog.Logger
+	answered      func(Result, time.Duration)
+	greetingLimit time.Duration
 }
 
 // NewLink makes a link; Run connects it.
@@ -98,7 +100,7 @@ func NewLink(c Config) *Link {
 	if c.Answered == nil {
 		c.Answered = func(Result, time.Duration) {}
 	}
-	return &Link{c.Socket, c.State, c.Log, c.Answered}
+	return &Link{c.Socket, pluginIndex, c.State, c.Log, c.Answered, greetingLimit}
 }
 
 // Run connects, and connects again whenever the runtime goes away, until ctx
@@ -114,6 +116,7 @@ func (l *Link) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
 			l.log.Warn("no link to the container runtime", "error", err)
+			l.state.LinkFault(said)
 		}
 		select {
 		case <-ctx.Done():
@@ -129,17 +132,14 @@ func (l *Link) Run(ctx context.Context) error {
 func (l *Link) session(ctx context.Context) (bool, error) {
 	conn, err := net.Dial("unix", l.socket)
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return false, fmt.Errorf("NRI is off or the runtime isn't running: %w", err)
-		}
-		return false, fmt.Errorf("dial NRI: %w", err)
+		return false, linkFault(l.socket, err)
 	}
 	s := &session{Link: l, synchronized: make(chan struct{}), closed: make(chan struct{})}
 	// FailRequest: where the runtime knows it (NRI 0.12.5), a container whose
 	// request we miss isn't created and is tried again, instead of being
 	// created without a card.
 	st, err := stub.New(s,
-		stub.WithPluginName(pluginName), stub.WithPluginIdx(pluginIndex),
+		stub.WithPluginName(pluginName), stub.WithPluginIdx(l.index),
 		stub.WithConnection(conn), stub.WithLogger(logger{l.log}),
 		stub.WithFailurePolicy(&nri.FailurePolicy{FailRequest: true}),
 		stub.WithOnClose(s.close))
@@ -151,17 +151,17 @@ func (l *Link) session(ctx context.Context) (bool, error) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- st.Run(ctx) }()
-	greeting := time.NewTimer(greetingLimit)
+	greeting := time.NewTimer(l.greetingLimit)
 	defer greeting.Stop()
 	select {
 	case err = <-ended:
 		conn.Close()
-		return false, fmt.Errorf("register with NRI: %w", orClosed(err))
+		return false, registrationFault(l.socket, l.greetingLimit, orClosed(err))
 	case <-greeting.C:
 		// The stub waits for ever for a runtime that registers it and then
 		// doesn't go on; it is left behind, without its connection.
 		conn.Close()
-		return false, fmt.Errorf("the runtime didn't complete the NRI registration within %v", greetingLimit)
+		return false, registrationFault(l.socket, l.greetingLimit, context.DeadlineExceeded)
 	case <-s.synchronized:
 	}
 	greeting.Stop()
@@ -180,7 +180,7 @@ func (l *Link) session(ctx context.Context) (bool, error) {
 
 func orClosed(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
-		return errors.New("connection closed")
+		return errClosed
 	}
 	return err
 }

@@ -176,6 +176,7 @@ func (n *nodeState) Synchronize(c []Container) {
 	n.synced = append(n.synced, c)
 }
 func (n *nodeState) LinkChanged(up bool) { n.up <- up }
+func (n *nodeState) LinkFault(s string)  { n.say("fault " + s) }
 
 func (n *nodeState) waitLink(t *testing.T, want bool) {
 	t.Helper()

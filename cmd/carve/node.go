@@ -37,6 +37,7 @@ type nodeOptions struct {
 	slotsPerCard                  int
 	softwareGPU, keepUnadjusted   bool
 	pastExtender, pageNames       string
+	startedFile                   string
 	logLevel, logFormat           string
 	socket                        socketOptions
 }
@@ -104,6 +105,7 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 	f.BoolVar(&o.softwareGPU, "software-gpu", false, "the driver root is the software GPU's: a test instrument, no card is used")
 	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, instead of stopping them so that they start again")
 	f.StringVar(&o.pastExtender, "pods-past-extender", pastRefuse, "pods that carve's extender didn't place (a nodeName of their own, another scheduler): refuse, they get no card; or local, this node chooses the cards")
+	f.StringVar(&o.startedFile, "started-file", "", "file to make once this process serves, or stands by for an older one of this node that may now end; for a startup probe")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	o.socket.add(f)
@@ -173,6 +175,8 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		return err
 	}
 	n := &node{name: o.node, version: version, apiTime: apiTime(config)}
+	roll := newRoll(ctx, o, log)
+	defer roll.end()
 	n.agent, err = agent.New(ctx, agent.Config{
 		Node: o.node, RunDir: o.runDir, StateDir: o.stateDir, LibDir: o.libDir,
 		Root: root, Software: o.softwareGPU,
@@ -185,25 +189,22 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		Version:        buildVersion(),
 		Log:            log,
 		SlotsChanged:   n.slotsChanged,
+		Waiting:        roll.standBy,
 	})
 	if err != nil {
 		return err
 	}
+	roll.takeOver(hookState{n.agent, nil})
 	n.setPlugin(deviceplugin.New(deviceplugin.Config{KubeletDir: o.kubeletDir, Slices: n.agent, Log: log}))
 	hook := monitor.NewHook()
-	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent}, Log: log,
+	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent, roll.linked}, Log: log,
 		Answered: func(r nrihook.Result, took time.Duration) { hook.Answered(string(r), took) }})
 
 	// The parts live or die apart: one that ends is started again, and none of
 	// them takes the others along.
 	var parts sync.WaitGroup
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) error
-	}{
-		{"hook", link.Run},
-		{"device plugin", n.plugin.Run},
-		{"agent", n.agent.Run},
+	keepInTurn(ctx, &parts, log, part{"device plugin", n.plugin.Run}, part{"agent", n.agent.Run}, part{"hook", link.Run})
+	for _, part := range []part{
 		{"monitor", func(ctx context.Context) error {
 			metrics := monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready, Hook: hook})
 			return serveHTTP(ctx, o.metricsAddr, withPage(metrics, page.Config{
@@ -316,7 +317,11 @@ func (n *node) View() monitor.View {
 }
 
 // hookState shows the agent to the hook.
-type hookState struct{ agent *agent.Agent }
+type hookState struct {
+	agent *agent.Agent
+	// linked, if not nil, is called when the link is up.
+	linked func()
+}
 
 func runtimeContainer(c nrihook.Container) agent.RuntimeContainer {
 	return agent.RuntimeContainer{
@@ -366,4 +371,10 @@ func (s hookState) Synchronize(list []nrihook.Container) {
 	}
 	s.agent.Synchronize(out)
 }
-func (s hookState) LinkChanged(up bool) { s.agent.LinkChanged(up) }
+func (s hookState) LinkChanged(up bool) {
+	s.agent.LinkChanged(up)
+	if up && s.linked != nil {
+		s.linked()
+	}
+}
+func (s hookState) LinkFault(sentence string) { s.agent.LinkFault(sentence) }

@@ -287,6 +287,7 @@ func (n *benchNode) Ungranted(nrihook.Container)                   {}
 func (n *benchNode) Started(nrihook.Container)                     {}
 
 func (n *benchNode) Starting(nrihook.Container) error                         { return nil }
+func (n *benchNode) LinkFault(string)                                         {}
 func (n *benchNode) Updated(nrihook.Container)                                {}
 func (n *benchNode) Exited(c nrihook.Container)                               { n.agent.Exited(c.ID) }
 func (n *benchNode) SandboxStarted(string, string, string, map[string]string) {}

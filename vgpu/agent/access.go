@@ -204,7 +204,7 @@ func allowDevices(dir string, devices []gpu.DeviceNode) error {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(f, "c %d:%d rwm\n", d.Major, d.Minor)
+		_, err = fmt.Fprintf(f, "c %d:%d rw\n", d.Major, d.Minor)
 		faults = append(faults, err, f.Close())
 	}
 	return errors.Join(faults...)

@@ -77,7 +77,7 @@ func TestLostDeviceAccessIsGivenBack(t *testing.T) {
 	// The card is lost, the control node isn't.
 	g.rules("c *:* m\nc 195:0 rwm\n")
 	n.mendAccess(g.cgroups)
-	if got := g.allowed(); got != "c 195:1 rwm" || n.View().AccessRepairs != 1 {
+	if got := g.allowed(); got != "c 195:1 rw" || n.View().AccessRepairs != 1 {
 		t.Errorf("%q was written, %d repairs", got, n.View().AccessRepairs)
 	}
 	eventually(t, "an event", func() bool {
@@ -95,7 +95,7 @@ func TestLostDeviceAccessIsGivenBack(t *testing.T) {
 	g.rules("")
 	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
 	n.mendAccess(g.cgroups)
-	if got := g.allowed(); got != "c 195:1 rwm" {
+	if got := g.allowed(); got != "c 195:1 rw" {
 		t.Errorf("after a restart %q was written", got)
 	}
 }

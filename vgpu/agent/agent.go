@@ -61,6 +61,9 @@ type Config struct {
 	// SlotsChanged is told how many slots the node has.
 	SlotsChanged func(int)
 
+	// Waiting is called once if another agent of the node has to end first.
+	Waiting func()
+
 	// step, in tests, is called before and after each durable step.
 	step func(name string)
 }
@@ -107,7 +110,10 @@ type Agent struct {
 	// linkedSince is zero while the hook's link is down, and then downSince
 	// says since when.
 	linkedSince, downSince time.Time
-	hardware               hardwareState
+	// linkFault says why it can't be made; downSaid that this was said on the
+	// node.
+	linkFault, downSaid string
+	hardware            hardwareState
 	// accessRepairs counts the containers that got lost devices back.
 	accessRepairs uint64
 	// wishedSlots is the operator's number of slots for each card, 0 for none.
@@ -173,7 +179,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 	}
 	err := errors.Join(os.MkdirAll(a.files.dir, 0o755), os.MkdirAll(c.StateDir, 0o755))
 	if err == nil {
-		a.lock, err = lockDir(ctx, c.StateDir, c.Log)
+		a.lock, err = lockDir(ctx, c)
 	}
 	if err != nil {
 		a.queue.ShutDown()
@@ -183,6 +189,9 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		a.journal, err = openJournal(filepath.Join(c.StateDir, "journal"))
 	}
 	if err == nil {
+		// The device plugin registers with what the node had, whether its driver
+		// is loaded yet or not.
+		a.recallCards()
 		err = a.replay()
 	}
 	if err != nil {
@@ -193,9 +202,14 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 	return a, nil
 }
 
+// lockEvery is how soon a waiting agent sees that the other one has ended. In
+// between, containers wait.
+const lockEvery = 10 * time.Millisecond
+
 // lockDir makes sure that one agent at a time owns the journal: while a
 // DaemonSet rolls, or a force-deleted pod lingers, there can be two.
-func lockDir(ctx context.Context, dir string, log *slog.Logger) (*os.File, error) {
+func lockDir(ctx context.Context, c Config) (*os.File, error) {
+	dir := c.StateDir
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -210,13 +224,16 @@ func lockDir(ctx context.Context, dir string, log *slog.Logger) (*os.File, error
 			return nil, fmt.Errorf("lock %s: %w", dir, err)
 		}
 		if first {
-			log.Info("another agent of this node still runs; waiting for it to end", "dir", dir)
+			c.Log.Info("another agent of this node still runs; waiting for it to end", "dir", dir)
+			if c.Waiting != nil {
+				c.Waiting()
+			}
 		}
 		select {
 		case <-ctx.Done():
 			f.Close()
 			return nil, fmt.Errorf("lock %s, which another agent holds: %w", dir, ctx.Err())
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(lockEvery):
 		}
 	}
 }
@@ -275,6 +292,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{"reclaim", a.reclaimLoop},
 		{"capacity", a.advertise},
 		{"device access", a.watchAccess},
+		{"link", a.tellLink},
 		{"slices", a.work}, {"slices", a.work}, {"slices", a.work}, {"slices", a.work},
 	} {
 		parts.Go(func() { a.keep(ctx, part.name, part.run) })

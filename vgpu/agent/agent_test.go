@@ -495,6 +495,31 @@ func TestAContainerOfAPodThatIsNotSeenYetIsStoppedWithAWord(t *testing.T) {
 	eventually(t, "an event", func() bool { return strings.Contains(n.api.said(), "pod-uid-1 StartedWithoutCard") })
 }
 
+// The runtime lists its containers before the API server shows the pods: the
+// reason waits for the pod that it belongs on.
+func TestTheReasonForAStopReachesThePod(t *testing.T) {
+	n := startNode(t)
+	p := podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)}))
+	p.Spec.RestartPolicy = corev1.RestartPolicyNever
+	n.api.setPod(p)
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	n.stop()
+	n.api.setAway(true)
+	n.start()
+	n.link(RuntimeContainer{ID: "gap", PodUID: "uid-1", Name: "app"})
+	time.Sleep(100 * time.Millisecond)
+	n.mu.Lock()
+	if n.containers["gap"].stopped {
+		t.Error("acted before the pod was known")
+	}
+	n.mu.Unlock()
+	n.api.setAway(false)
+	eventually(t, "the event, with what becomes of the pod", func() bool {
+		said := n.api.said()
+		return strings.Contains(said, "pod-uid-1 StartedWithoutCard") && strings.Contains(said, "doesn't restart")
+	})
+}
+
 func TestContainersThatStartedWithoutTheHookAreCountedAndStopped(t *testing.T) {
 	n := startNode(t)
 	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))

@@ -117,7 +117,6 @@ func (a *Agent) lastCards() string { return filepath.Join(a.StateDir, "cards.jso
 
 // watchCards keeps the inventory until ctx ends.
 func (a *Agent) watchCards(ctx context.Context) {
-	a.recallCards()
 	tick := time.NewTicker(inventoryEvery)
 	defer tick.Stop()
 	for {
@@ -268,22 +267,34 @@ func sameCards(a, b gpu.Inventory) bool {
 	return errX == nil && errY == nil && string(x) == string(y)
 }
 
-func (a *Agent) rememberCards(inventory gpu.Inventory) {
-	b, err := json.Marshal(inventory)
+func (a *Agent) rememberCards(inventory gpu.Inventory) { a.remember(a.lastCards(), inventory) }
+
+// remember writes what the next start should know. Losing it does no harm.
+func (a *Agent) remember(path string, v any) {
+	b, err := json.Marshal(v)
 	if err == nil {
-		tmp := a.lastCards() + ".new"
+		tmp := path + ".new"
 		if err = os.WriteFile(tmp, b, 0o600); err == nil {
-			err = os.Rename(tmp, a.lastCards())
+			err = os.Rename(tmp, path)
 		}
 	}
 	if err != nil {
-		a.Log.Warn("the cards can't be remembered for the next start", "error", err)
+		a.Log.Warn("something can't be remembered for the next start", "file", path, "error", err)
 	}
 }
+
+// lastSlots is where the operator's number of slots is kept for the next start.
+func (a *Agent) lastSlots() string { return filepath.Join(a.StateDir, "slots.json") }
 
 // recallCards takes over what an earlier process knew. Nothing
 // is reported of them until the driver has been asked.
 func (a *Agent) recallCards() {
+	if b, err := os.ReadFile(a.lastSlots()); err == nil {
+		var slots int32
+		if json.Unmarshal(b, &slots) == nil && slots > 0 {
+			a.wishedSlots = slots
+		}
+	}
 	b, err := os.ReadFile(a.lastCards())
 	if errors.Is(err, fs.ErrNotExist) {
 		return

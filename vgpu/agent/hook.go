@@ -19,6 +19,10 @@ import (
 // ready: a restart of the runtime takes less.
 const linkGrace = 10 * time.Second
 
+// tellLimit is how long an agent that starts waits for the API server to show
+// the pod before it acts on one of its containers.
+const tellLimit = 5 * time.Second
+
 // Prepared is a slice that is ready for its container.
 type Prepared struct {
 	PodUID, Container string
@@ -223,13 +227,54 @@ func (a *Agent) LinkChanged(up bool) {
 	a.mu.Lock()
 	if up {
 		a.doubtAccess() // the runtime may have been reloaded
-		a.linkedSince, a.downSince = time.Now(), time.Time{}
+		a.linkedSince, a.downSince, a.linkFault = time.Now(), time.Time{}, ""
 	} else {
 		a.linkedSince, a.downSince = time.Time{}, time.Now()
 	}
 	a.wake()
 	a.mu.Unlock()
 	a.report()
+}
+
+// LinkFault notes why the hook's link to the runtime can't be made.
+func (a *Agent) LinkFault(sentence string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.linkFault = sentence
+}
+
+// linkDown says in a sentence that the link is down and why, "" while it is up.
+// a.mu is held.
+func (a *Agent) linkDown() string {
+	if a.downSince.IsZero() {
+		return ""
+	}
+	s := "carve's hook has no link to the container runtime"
+	if a.linkFault != "" {
+		s += ": " + a.linkFault
+	}
+	return s
+}
+
+// tellLink says on the node that the link is down, once for each cause, and
+// that it is back.
+func (a *Agent) tellLink(ctx context.Context) {
+	for pause(ctx, time.Second) {
+		a.mu.Lock()
+		now, said := a.linkDown(), a.downSaid
+		if now != "" && time.Since(a.downSince) < linkGrace {
+			now = said
+		}
+		a.downSaid = now
+		a.mu.Unlock()
+		switch {
+		case now == said:
+		case now == "":
+			a.nodeEvent(corev1.EventTypeNormal, reasonHookUp, "carve's hook is linked to the container runtime")
+		default:
+			a.nodeEvent(corev1.EventTypeWarning, reasonHookDown, now+"; no card is handed out here until it is")
+		}
+	}
 }
 
 // Ungranted says on a pod that cards were kept from a container whose image
@@ -269,7 +314,7 @@ func (a *Agent) missing(namespace, name, container string) (why string, final bo
 	defer a.mu.Unlock()
 	changed = a.changed
 	if a.linkedSince.IsZero() {
-		return "carve's hook has no link to the container runtime: no card is handed out until it has", false, changed
+		return a.linkDown() + "; no card is handed out until it has", false, changed
 	}
 	var p pod
 	for _, q := range a.pods {
@@ -309,7 +354,7 @@ func (a *Agent) Ready() error {
 	defer a.mu.Unlock()
 	var problems []error
 	if !a.downSince.IsZero() && time.Since(a.downSince) > linkGrace {
-		problems = append(problems, fmt.Errorf("the hook has no link to the container runtime since %s", a.downSince.UTC().Format(time.RFC3339)))
+		problems = append(problems, fmt.Errorf("since %s %s", a.downSince.UTC().Format(time.RFC3339), a.linkDown()))
 	}
 	if !a.watched {
 		problems = append(problems, errors.New("the node's pods aren't known yet"))
@@ -341,6 +386,18 @@ func (a *Agent) stopUnadjusted(uid string) {
 	var victims []victim
 	a.mu.Lock()
 	p := a.named(uid)
+	if _, known := a.pods[uid]; !known && !a.watched && time.Since(a.started) < tellLimit {
+		// The reason belongs on the pod, which the watch shows in a moment. It
+		// isn't waited for long: the API server may be away.
+		for _, u := range a.containers {
+			if u.uid == uid && !u.stopped && a.unadjusted(u) {
+				a.queue.AddAfter(uid, tellLimit)
+				break
+			}
+		}
+		a.mu.Unlock()
+		return
+	}
 	for id, u := range a.containers {
 		if u.uid == uid && !u.stopped && a.unadjusted(u) {
 			victims = append(victims, victim{id, u})
@@ -351,7 +408,10 @@ func (a *Agent) stopUnadjusted(uid string) {
 	a.mu.Unlock()
 	for _, v := range victims {
 		message := fmt.Sprintf("container %s was started while carve's hook was away and has no card", v.container)
-		if a.StopUnadjusted {
+		switch {
+		case a.StopUnadjusted && p.never:
+			message += "; it is stopped, and as its pod doesn't restart containers (restartPolicy Never), the pod fails"
+		case a.StopUnadjusted:
 			message += "; it is stopped, so that it starts again"
 		}
 		a.Log.Warn("container started without the hook", "pod", p.namespace+"/"+p.name, "container", v.container, "id", v.id, "stop", a.StopUnadjusted)

@@ -31,6 +31,8 @@ type pod struct {
 	// can't be meant.
 	request      api.Request
 	requestFault error
+	// never says that the pod doesn't restart containers.
+	never bool
 	// over is true once no container of the pod will run again.
 	over bool
 	// done are the init containers that ended well.
@@ -92,7 +94,7 @@ func readPod(p *corev1.Pod) pod {
 	out := pod{
 		uid: string(p.UID), namespace: p.Namespace, name: p.Name,
 		grant: p.Annotations[api.AnnotationGrant], standsFor: p.Annotations[mirrorOf],
-		asks: map[string]bool{}, done: map[string]bool{},
+		asks: map[string]bool{}, done: map[string]bool{}, never: p.Spec.RestartPolicy == corev1.RestartPolicyNever,
 		over: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 	}
 	var specs []api.ContainerSpec
@@ -178,6 +180,7 @@ func slim(o any) (any, error) {
 		},
 		Spec: corev1.PodSpec{
 			NodeName:       p.Spec.NodeName,
+			RestartPolicy:  p.Spec.RestartPolicy,
 			InitContainers: containers(p.Spec.InitContainers),
 			Containers:     containers(p.Spec.Containers),
 		},
@@ -300,6 +303,10 @@ const (
 	reasonUngranted    = "CardsWithheld"
 	reasonAccessMended = "DeviceAccessRepaired"
 	reasonAccessLost   = "DeviceAccessLost"
+
+	// On the node.
+	reasonHookDown = "HookDown"
+	reasonHookUp   = "HookUp"
 )
 
 var eventScheme = scheme.Scheme
@@ -317,6 +324,15 @@ func (a *Agent) event(p pod, kind, reason, message string) {
 	recorder := a.events
 	a.mu.Unlock()
 	recorder.Event(podReference(p), kind, reason, message)
+}
+
+// nodeEvent says something on this node.
+func (a *Agent) nodeEvent(kind, reason, message string) {
+	a.mu.Lock()
+	recorder := a.events
+	a.mu.Unlock()
+	// The kubelet's own events name the node by this, too.
+	recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: a.Node, UID: types.UID(a.Node)}, kind, reason, message)
 }
 
 func podReference(p pod) runtime.Object {

@@ -228,6 +228,7 @@ func (a *Agent) wished(o any) {
 	a.wishedSlots, a.cordoned = slots, n.Spec.CordonedCards
 	a.mu.Unlock()
 	if changed {
+		a.remember(a.lastSlots(), slots)
 		a.slotsChanged()
 	}
 	a.lookAgain()
