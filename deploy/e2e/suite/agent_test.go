@@ -430,7 +430,7 @@ func TestRollingTheAgent(t *testing.T) {
 // there.
 func roll(t *testing.T, to string) {
 	t.Helper()
-	body := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"carve.dev/test-roll":%q}}}}}`, to)
+	body := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"test/roll":%q}}}}}`, to)
 	if _, err := cluster.Client.AppsV1().DaemonSets(api.Namespace).Patch(t.Context(), "carve-node", types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -439,7 +439,7 @@ func roll(t *testing.T, to string) {
 		if err != nil {
 			return err.Error()
 		}
-		if len(pods) != 1 || pods[0].Annotations["carve.dev/test-roll"] != to {
+		if len(pods) != 1 || pods[0].Annotations["test/roll"] != to {
 			return fmt.Sprintf("%d agents", len(pods))
 		}
 		for _, c := range pods[0].Status.Conditions {
