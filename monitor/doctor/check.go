@@ -86,7 +86,7 @@ func nri(f Facts) []api.Finding {
 		return fail(check, f.Runtime.NRISocket, "nobody serves NRI: "+f.Runtime.NRISocketFault, why, mendNRI(f.Runtime))
 	case f.Agent != nil:
 		return fail(check, f.Runtime.NRISocket, "NRI is served, but the hook has no link to it",
-			why, "kubectl -n carve-system logs the node's carve-node pod; it connects again by itself")
+			why, "it connects again by itself; why it can't stands in its log: kubectl -n carve-system logs $(kubectl -n carve-system get pods -l app.kubernetes.io/name=carve-node --field-selector spec.nodeName="+f.Node+" -o name)")
 	default:
 		return ok(check, f.Runtime.NRISocket, "NRI is served")
 	}

@@ -52,8 +52,9 @@ func nodes(f Facts) []api.Finding {
 func node(f Facts, n corev1.Node, agents []corev1.Pod, r v1alpha1.GPUNode) []api.Finding {
 	const check = "node"
 	where := "node " + n.Name
-	logs := "kubectl -n " + f.Namespace + " logs -l app.kubernetes.io/name=carve-node --field-selector spec.nodeName=" + n.Name
-	onNode := "kubectl -n " + f.Namespace + " exec POD -- carve doctor --node, with the node's carve-node pod"
+	agent := "$(kubectl -n " + f.Namespace + " get pods -l app.kubernetes.io/name=carve-node --field-selector spec.nodeName=" + n.Name + " -o name)"
+	logs := "kubectl -n " + f.Namespace + " logs " + agent
+	onNode := "kubectl -n " + f.Namespace + " exec " + agent + " -- carve doctor --node"
 	var out []api.Finding
 	if !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -73,7 +74,6 @@ func node(f Facts, n corev1.Node, agents []corev1.Pod, r v1alpha1.GPUNode) []api
 	case pod < 0:
 		return append(out, fail(check, where, "its agent isn't ready: pod "+f.Namespace+"/"+agents[0].Name, "it takes no new pods; running ones keep their limits", logs+"\n"+onNode)...)
 	}
-	onNode = strings.Replace(onNode, "POD", agents[pod].Name, 1)
 	switch {
 	case r.Name == "":
 		return append(out, fail(check, where, "its agent runs and has reported nothing: there is no GPUNode "+n.Name, "the extender knows of no card there", logs)...)
