@@ -49,7 +49,10 @@ func TestChaos(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	anchor := newAnchor(t)
+	// Without a slot: a kubelet that starts while the agent is away may turn a
+	// running pod with slots away for good (seen with v1.37: no healthy devices
+	// present), and here both are killed at once.
+	anchor := newAnchor(t, share{"gpumem": "4000", "gpucores": "10"})
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for i := range 5 {

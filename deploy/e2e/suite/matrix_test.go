@@ -27,7 +27,7 @@ func long() bool { return os.Getenv("CARVE_E2E_LONG") != "" }
 // Cases node-2, share-1, share-2, share-6, share-10.
 func TestKillMatrix(t *testing.T) {
 	table := newTable(t, "kill-matrix.txt", "part killed × state of the pod")
-	anchor := newAnchor(t)
+	anchor := newAnchor(t, share{"gpu": "1", "gpumem": "4000", "gpucores": "10"})
 	all := parts()
 	for i, s := range states() {
 		for j, p := range all {
@@ -151,9 +151,9 @@ func found(when string, f audit.Findings) error {
 // anchor is a pod that runs through all of it and must not notice.
 type anchor struct{ id string }
 
-func newAnchor(t *testing.T) *anchor {
+func newAnchor(t *testing.T, s share) *anchor {
 	t.Helper()
-	create(t, script("anchor", share{"gpu": "1", "gpumem": "4000", "gpucores": "10"}, "exec gpuprobe serve 1GiB </dev/null >/dev/null"))
+	create(t, script("anchor", s, "exec gpuprobe serve 1GiB </dev/null >/dev/null"))
 	return &anchor{running(t, "anchor").Status.ContainerStatuses[0].ContainerID}
 }
 
