@@ -40,6 +40,7 @@ type extenderOptions struct {
 	policy, placement     string
 	offerTTL              time.Duration
 	pageNames             string
+	webhook               webhookOptions
 	logLevel, logFormat   string
 }
 
@@ -86,6 +87,7 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 	f.DurationVar(&o.offerTTL, "offer-ttl", 15*time.Second, "how long a decision waits for its bind")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn, error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text, json")
+	o.webhook.flags(f)
 	p := cmd.PersistentFlags()
 	p.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
 	p.StringVar(&o.context, "context", "", "context of the kubeconfig")
@@ -231,6 +233,10 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		Page: page.Handler(page.Config{Source: clusterPage{books, informer.GetStore()}, Names: page.Names(o.pageNames), Done: ctx.Done()}),
 	})
 	resizer := newResizer(kube, books, source, registry, log)
+	webhook, err := o.newWebhook(kube, bundle, registry, log)
+	if err != nil {
+		return err
+	}
 	verbs, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -247,6 +253,12 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		defer stop()
 		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
 			failures <- err
+		}
+	})
+	parts.Go(func() {
+		// Without the webhook pods are still placed, so that its end isn't ours.
+		if err := webhook.run(ctx); err != nil && ctx.Err() == nil {
+			log.Error("the admission webhook ended", "error", err)
 		}
 	})
 	parts.Go(func() { waker.Run(ctx) })

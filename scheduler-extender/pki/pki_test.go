@@ -260,3 +260,35 @@ func TestFolder(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 }
+
+// A leaf that ends while the server runs is replaced before, on the same listener,
+// and one that no client certificate is asked for is as good as the other.
+func TestShortLivedLeafIsReplacedInService(t *testing.T) {
+	b := newBundle(t, "kube-scheduler")
+	now := time.Now()
+	s, err := pki.NewServer(b, []string{"carve-webhook.carve-system.svc"}, func() time.Time { return now })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetLife(time.Minute)
+	server := s.Public()
+	client := clientConfig(t, b, b, "carve-webhook.carve-system.svc")
+	client.Certificates = nil
+	client.Time = func() time.Time { return now }
+	seen := map[string]bool{}
+	for range 20 {
+		state, cerr, serr := handshake(t, server, client)
+		if cerr != nil || serr != nil {
+			t.Fatalf("at %v: %v, %v", now, cerr, serr)
+		}
+		leaf := state.PeerCertificates[0]
+		if left := leaf.NotAfter.Sub(now); left > time.Minute || left < 19*time.Second {
+			t.Fatalf("a leaf with %v left", left)
+		}
+		seen[leaf.SerialNumber.String()] = true
+		now = now.Add(25 * time.Second)
+	}
+	if len(seen) < 8 {
+		t.Errorf("%d leaves in eight minutes", len(seen))
+	}
+}

@@ -25,6 +25,7 @@ type Server struct {
 	ca     *x509.Certificate
 	signer crypto.Signer
 	now    func() time.Time
+	life   time.Duration
 
 	mu    sync.Mutex
 	names []string
@@ -41,7 +42,14 @@ func NewServer(b Bundle, names []string, now func() time.Time) (*Server, error) 
 	if t := now(); t.After(ca.NotAfter) {
 		return nil, fmt.Errorf("the CA ended on %s: delete the stored certificates, restart, and hand out the scheduler's credentials anew", ca.NotAfter.Format(time.DateOnly))
 	}
-	return &Server{ca: ca, signer: signer, now: now, names: slices.Clone(names)}, nil
+	return &Server{ca: ca, signer: signer, now: now, life: leafLife, names: slices.Clone(names)}, nil
+}
+
+// SetLife makes certificates from now on end after d, which is a month otherwise.
+func (s *Server) SetLife(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.life, s.leaf = d, nil
 }
 
 // SetNames changes the names; connections from now on see a certificate for
@@ -75,6 +83,16 @@ func (s *Server) TLS() *tls.Config {
 	}
 }
 
+// Public asks no client for a certificate: for a server whose answers are no
+// secret and change nothing.
+func (s *Server) Public() *tls.Config {
+	return &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.certificate() },
+		NextProtos:     []string{"h2", "http/1.1"},
+	}
+}
+
 func (s *Server) certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +104,7 @@ func (s *Server) certificate() (*tls.Certificate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a server certificate: %w", err)
 	}
-	end := now.Add(leafLife)
+	end := now.Add(s.life)
 	if end.After(s.ca.NotAfter) {
 		end = s.ca.NotAfter
 	}
