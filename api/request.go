@@ -212,9 +212,10 @@ func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
 		}
 	}
 	cr.MemPercent, cr.Cores, cr.Cards = int(percent), int(cores), int(cards)
-	// Zero could be meant as none or as no bound; with a card it must be said.
+	// Zero could be meant as none or as no bound; with a card, or with a share of
+	// its compute, it must be said.
 	for _, name := range []string{ResourceMemory, ResourceMemoryPercent} {
-		if s, ok := c.Resources[name]; ok && cards > 0 && cr.MemMiB == 0 && cr.MemPercent == 0 {
+		if s, ok := c.Resources[name]; ok && (cards > 0 || cores > 0) && cr.MemMiB == 0 && cr.MemPercent == 0 {
 			return cr, false, &FieldError{field(c, name), s, "1 or more (leave it out for all memory of the card)"}
 		}
 	}

@@ -97,6 +97,7 @@ func TestRequestsThatCanNotBeMeant(t *testing.T) {
 		"half a card":                         {[]string{"nvidia.com/gpu", "500m"}, nil, "nvidia.com/gpu", "500m"},
 		"memory in both ways":                 {[]string{"nvidia.com/gpumem", "1", "nvidia.com/gpumem-percentage", "1"}, nil, "nvidia.com/gpumem-percentage", "1"},
 		"a share of no card":                  {[]string{"nvidia.com/gpu", "0", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/gpu", "0"},
+		"compute and no memory":               {[]string{"nvidia.com/gpucores", "30", "nvidia.com/gpumem", "0"}, nil, "nvidia.com/gpumem", "0"},
 		"instances and a share":               {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/mig-*", "1g.10gb"},
 		"instances and a card":                {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpu", "1"}, nil, "nvidia.com/mig-*", "1g.10gb"},
 		"a million instances":                 {[]string{"nvidia.com/mig-1g.10gb", "1000000"}, nil, "nvidia.com/mig-1g.10gb", "1000000"},
