@@ -32,6 +32,13 @@ type Pods interface {
 	Asks(pod ledger.Ref) (api.Request, bool)
 }
 
+// Agents tells of the nodes' agents.
+type Agents interface {
+	// Look makes sure that what the ledger knows of a node's agent is of this
+	// moment, as far as can be found out within a fraction of a second.
+	Look(ctx context.Context, node string)
+}
+
 func (s *Server) bind(ctx context.Context, body []byte, fault error) any {
 	var a wirev1.ExtenderBindingArgs
 	if fault == nil {
@@ -84,6 +91,9 @@ func (s *Server) bindPod(ctx context.Context, pod ledger.Ref, node string) (stri
 		}
 		s.Ledger.Withdraw(pod.UID)
 		return "plain", nil
+	}
+	if s.Agents != nil {
+		s.Agents.Look(ctx, node)
 	}
 	grant, bound, err := s.Ledger.BeginBind(pod, node, s.Now())
 	switch {

@@ -1,6 +1,8 @@
 package extender_test
 
 import (
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -210,5 +212,62 @@ func TestOtherPodsAreNoAgents(t *testing.T) {
 	r.until("the report", func() bool { return len(r.ledger.Node("n1").Snapshot().View.Cards) == 1 })
 	if f := r.filter(r.create(newPod("a", "8000")), "n1"); !strings.Contains(f.FailedNodes["n1"], "no pod of it is there") {
 		t.Fatalf("%+v", f)
+	}
+}
+
+// While the node carries the taint kube-scheduler would turn the pod away, so
+// the wake is kept until the taint is off.
+func TestAPodIsWokenAfterTheTaintIsOff(t *testing.T) {
+	r := newRig(t)
+	r.managed("n1")
+	r.agent(agentPod("n1", false))
+	r.blocked("n1", fit.ReasonAgentDown)
+	r.filter(r.create(newPod("a", "8000")), "n1")
+	taint := func(taints ...corev1.Taint) {
+		n, err := r.kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Spec.Taints = taints
+		if err := r.kube.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), n, ""); err != nil {
+			t.Fatal(err)
+		}
+		r.until("the taint's change", func() bool { return r.source.Tainted("n1") == (len(taints) > 0) })
+	}
+	taint(corev1.Taint{Key: api.TaintHookDown, Effect: corev1.TaintEffectNoSchedule})
+	r.agent(agentPod("n1", true))
+	r.blocked("n1", "")
+	// The waker takes a node off the ledger's list in its first round, so from
+	// here on it has looked at it.
+	r.until("the waker's look", func() bool { return len(r.ledger.Freed()) == 0 })
+	time.Sleep(300 * time.Millisecond) // three rounds in which nothing may happen
+	if r.pod("a").Annotations[api.AnnotationWake] != "" {
+		t.Fatal("woken while the node is tainted")
+	}
+	taint()
+	r.until("the wake", func() bool { return r.pod("a").Annotations[api.AnnotationWake] != "" })
+}
+
+// What an operator sees: the reason in the refusals, and the nodes by reason.
+func TestMetricsTellOfAgentsThatAreDown(t *testing.T) {
+	r := newRig(t)
+	r.managed("n1")
+	r.managed("n2")
+	r.agent(agentPod("n1", false))
+	r.blocked("n1", fit.ReasonAgentDown)
+	r.filter(r.create(newPod("a", "8000")), "n1")
+	resp, err := http.Get(r.plain + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`carve_extender_refusals_total{reason="agent-down"} 1`, `carve_ledger_blocked_nodes{reason="agent-down"} 1`, `carve_ledger_blocked_nodes{reason="hook-down"} 0`} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("no %s", want)
+		}
 	}
 }

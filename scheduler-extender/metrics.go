@@ -3,6 +3,7 @@ package extender
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 )
 
@@ -43,6 +44,7 @@ var (
 	memoryDesc  = prometheus.NewDesc("carve_ledger_memory_mib", "Memory of all managed cards: total, used, free, debt.", []string{"kind"}, nil)
 	cardsDesc   = prometheus.NewDesc("carve_ledger_cards", "Cards of the managed nodes.", nil, nil)
 	nodesDesc   = prometheus.NewDesc("carve_ledger_nodes", "Managed nodes.", nil, nil)
+	blockedDesc = prometheus.NewDesc("carve_ledger_blocked_nodes", "Managed nodes that take no new pods, by reason.", []string{"reason"}, nil)
 	waitingDesc = prometheus.NewDesc("carve_extender_waiting_pods", "Refused pods that wait for room.", nil, nil)
 )
 
@@ -50,7 +52,7 @@ var (
 type ledgerMetrics struct{ Config }
 
 func (m *ledgerMetrics) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{entriesDesc, memoryDesc, cardsDesc, nodesDesc, waitingDesc} {
+	for _, d := range []*prometheus.Desc{entriesDesc, memoryDesc, cardsDesc, nodesDesc, blockedDesc, waitingDesc} {
 		out <- d
 	}
 }
@@ -69,5 +71,20 @@ func (m *ledgerMetrics) Collect(out chan<- prometheus.Metric) {
 	gauge(memoryDesc, float64(t.DebtMiB), "debt")
 	gauge(cardsDesc, float64(t.Cards))
 	gauge(nodesDesc, float64(t.Nodes))
+	blocked := map[fit.Reason]int{}
+	for _, n := range m.Ledger.Nodes() {
+		if s := n.Snapshot(); s.Managed && s.View.Blocked != "" {
+			blocked[s.View.Blocked]++
+		}
+	}
+	// The two that somebody should be woken for are there always, so that an
+	// alert has something to look at.
+	for _, r := range []fit.Reason{fit.ReasonAgentDown, fit.ReasonHookDown} {
+		gauge(blockedDesc, float64(blocked[r]), string(r))
+		delete(blocked, r)
+	}
+	for r, n := range blocked {
+		gauge(blockedDesc, float64(n), string(r))
+	}
 	gauge(waitingDesc, float64(m.Placer.Waiting()))
 }

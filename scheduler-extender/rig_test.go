@@ -52,6 +52,7 @@ type rig struct {
 	reports *cachetesting.FakeControllerSource
 	ledger  *ledger.Ledger
 	placer  *place.Placer
+	source  *cluster.Source
 	url     string
 	plain   string
 	bundle  pki.Bundle
@@ -99,13 +100,14 @@ func (r *rig) start() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	waker := cluster.Waker{Kube: r.kube, Ledger: r.ledger, Placer: r.placer, Ready: source.Ready, Log: log, Now: time.Now}
+	r.source = source
+	waker := cluster.Waker{Kube: r.kube, Ledger: r.ledger, Placer: r.placer, Ready: source.Ready, Tainted: source.Tainted, Log: log, Now: time.Now}
 	certs, err := pki.NewServer(r.bundle, []string{"127.0.0.1"}, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := extender.New(extender.Config{
-		Ledger: r.ledger, Placer: r.placer, Binder: cluster.Binder{Kube: r.kube, Pods: source}, Pods: source, Ready: func() bool { return r.ready.Load() && source.Ready() },
+		Ledger: r.ledger, Placer: r.placer, Binder: cluster.Binder{Kube: r.kube, Pods: source}, Pods: source, Agents: source, Ready: func() bool { return r.ready.Load() && source.Ready() },
 		Client: "kube-scheduler", Registry: prometheus.NewRegistry(), Log: log, Now: time.Now,
 	})
 	r.ready.Store(true)

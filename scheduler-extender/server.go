@@ -31,6 +31,9 @@ type Config struct {
 	Placer *place.Placer
 	Binder Binder
 	Pods   Pods
+	// Agents is asked about a node before each bind; nil where what the ledger
+	// has been told must do.
+	Agents Agents
 	// Ready reports whether the ledger shows the cluster.
 	Ready func() bool
 	// Client is the common name that a certificate must have for the verbs.

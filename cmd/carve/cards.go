@@ -1,15 +1,20 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 )
 
@@ -29,6 +34,8 @@ type cardView struct {
 	Cordoned    bool             `json:"cordoned,omitempty"`
 	CordonedFor string           `json:"cordonedFor,omitempty"`
 	HookDown    bool             `json:"hookDown,omitempty"`
+	AgentDown   bool             `json:"agentDown,omitempty"`
+	Unmanaged   bool             `json:"unmanaged,omitempty"`
 	Enforcement string           `json:"enforcement,omitempty"`
 	Slices      []v1alpha1.Slice `json:"slices"`
 }
@@ -42,7 +49,12 @@ func newCardsCommand() *cobra.Command {
 		Short: "Show every card and who holds which part of it",
 		Long: `Show every card of the cluster as its node reports it: memory granted and
 free, compute granted, health, and the slices that are in place. With --local it
-asks the agent of the node that this runs on, and needs no API server.`,
+asks the agent of the node that this runs on, and needs no API server.
+
+A report stays as it is when its agent is gone. So the Nodes are looked at too,
+for the taint carve.dev/hook-down, which the extender sets about ten seconds
+after: such cards are shown as "agent down", their slices as they were last
+reported. Whoever may not list Nodes gets the table without that, and a note.`,
 		Example: `  carve cards
   carve cards --node n1
   carve cards -o json | jq '.[] | select(.freeMiB > 16000) | .uuid'`,
@@ -58,7 +70,7 @@ asks the agent of the node that this runs on, and needs no API server.`,
 				}
 				return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards) })
 			}
-			_, client, err := k.clients()
+			kube, client, err := k.clients()
 			if err != nil {
 				return err
 			}
@@ -74,6 +86,12 @@ asks the agent of the node that this runs on, and needs no API server.`,
 				return fmt.Errorf("node %s reports no cards: is it labelled carve.dev/managed=true, and does its carve-node pod run?", node)
 			}
 			cards := viewCards(list.Items)
+			switch managed, err := managedNodes(cmd.Context(), kube, options); {
+			case err != nil:
+				fmt.Fprintf(cmd.ErrOrStderr(), "note: whether the nodes' agents are up isn't shown: %v\n", err)
+			default:
+				markNodes(cards, managed)
+			}
 			return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards) })
 		},
 	}
@@ -82,6 +100,31 @@ asks the agent of the node that this runs on, and needs no API server.`,
 	local.add(cmd)
 	addOutputFlag(cmd, &format)
 	return cmd
+}
+
+// managedNodes lists the nodes that carve manages and whether each is tainted
+// because its agent or hook is away.
+func managedNodes(ctx context.Context, kube kubernetes.Interface, options metav1.ListOptions) (map[string]bool, error) {
+	options.LabelSelector = api.LabelManaged + "=true"
+	list, err := kube.CoreV1().Nodes().List(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("list Nodes: %w", err)
+	}
+	out := make(map[string]bool, len(list.Items))
+	for _, n := range list.Items {
+		out[n.Name] = slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == api.TaintHookDown })
+	}
+	return out, nil
+}
+
+// markNodes adds to the cards what the Nodes tell. A report that says by itself
+// that the hook is down has an agent that wrote it.
+func markNodes(cards []cardView, managed map[string]bool) {
+	for i := range cards {
+		tainted, known := managed[cards[i].Node]
+		cards[i].Unmanaged = !known
+		cards[i].AgentDown = tainted && !cards[i].HookDown
+	}
 }
 
 // viewCards flattens the reports, by node name and card index.
@@ -172,6 +215,12 @@ func state(c cardView) string {
 	}
 	if c.HookDown {
 		parts = append(parts, "hook down")
+	}
+	if c.AgentDown {
+		parts = append(parts, "agent down")
+	}
+	if c.Unmanaged {
+		parts = append(parts, "not managed")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -224,11 +224,12 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	if err != nil {
 		return err
 	}
-	waker := cluster.Waker{Kube: kube, Ledger: books, Placer: placer, Ready: source.Ready, Log: log, Now: time.Now}
+	waker := cluster.Waker{Kube: kube, Ledger: books, Placer: placer, Ready: source.Ready, Tainted: source.Tainted, Log: log, Now: time.Now}
+	tainter := cluster.Tainter{Kube: kube, Ledger: books, Nodes: source, Log: log, Now: time.Now}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	server := extender.New(extender.Config{
-		Ledger: books, Placer: placer, Binder: cluster.Binder{Kube: kube, Pods: source}, Pods: source,
+		Ledger: books, Placer: placer, Binder: cluster.Binder{Kube: kube, Pods: source}, Pods: source, Agents: source,
 		Ready: source.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
 		Page: page.Handler(page.Config{Source: clusterPage{books, informer.GetStore()}, Names: page.Names(o.pageNames), Done: ctx.Done()}),
 	})
@@ -263,6 +264,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	})
 	parts.Go(func() { waker.Run(ctx) })
 	parts.Go(func() { resizer.Run(ctx) })
+	parts.Go(func() { tainter.Run(ctx) })
 	parts.Go(func() { o.findService(ctx, kube, certs, log) })
 	err = server.Serve(ctx, verbs, certs.TLS(), plain)
 	stop()

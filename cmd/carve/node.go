@@ -206,7 +206,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	keepInTurn(ctx, &parts, log, part{"device plugin", n.plugin.Run}, part{"agent", n.agent.Run}, part{"hook", link.Run})
 	for _, part := range []part{
 		{"monitor", func(ctx context.Context) error {
-			metrics := monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.agent.Ready, Hook: hook})
+			metrics := monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.ready, Hook: hook})
 			return serveHTTP(ctx, o.metricsAddr, withPage(metrics, page.Config{
 				Source: nodePage{o.node, n.View}, Names: page.Names(o.pageNames), Done: ctx.Done(),
 			}))

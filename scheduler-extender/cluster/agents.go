@@ -16,6 +16,9 @@ import (
 // byNode indexes the agent's pods.
 const byNode = "node"
 
+// probeAt is the key under which a trimmed pod keeps where it is asked.
+const probeAt = "address"
+
 // maxWhy bounds what a pod's status says about itself.
 const maxWhy = 100
 
@@ -43,6 +46,9 @@ func trimAgent(o any) (any, error) {
 		out.Labels = map[string]string{api.LabelName: v}
 	}
 	out.Spec.NodeName = p.Spec.NodeName
+	if address := probeAddress(p); address != "" {
+		out.Annotations = map[string]string{probeAt: address}
+	}
 	out.Status.Phase, out.Status.Reason = p.Status.Phase, p.Status.Reason
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
@@ -69,16 +75,32 @@ func (s *Source) setAgent(o any) {
 // agentOf tells the ledger how the agent of a node is. It looks at all of the
 // node's agent pods: while the DaemonSet rolls there can be two.
 func (s *Source) agentOf(node string) {
+	s.agentMu.Lock()
+	defer s.agentMu.Unlock()
 	pods, err := s.agents.GetIndexer().ByIndex(byNode, node)
 	if err != nil {
 		s.Log.Error("could not look up the agent", "node", node, "error", err)
 		return
 	}
 	list := make([]*corev1.Pod, len(pods))
+	address := map[string]string{}
 	for i, o := range pods {
 		list[i] = o.(*corev1.Pod)
+		address[list[i].Name] = list[i].Annotations[probeAt]
 	}
-	s.Ledger.SetAgent(node, bestAgent(list))
+	best := bestAgent(list)
+	switch {
+	case !best.Ready:
+		// What the API says is enough.
+		delete(s.addresses, node)
+		delete(s.suspects, node)
+	case s.suspects[node]:
+		best.Ready, best.Why = false, silentAgent
+		fallthrough
+	default:
+		s.addresses[node] = address[best.Pod]
+	}
+	s.Ledger.SetAgent(node, best)
 }
 
 // bestAgent is how the agent of a node is, by all of its pods there.

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,6 +46,14 @@ type Source struct {
 	Config
 	pods, nodes, agents cache.SharedIndexInformer
 	ready               atomic.Bool
+
+	probes    *http.Client
+	suspected chan struct{} // there is a new suspect
+	agentMu   sync.Mutex
+	// addresses are where the agents that the API shows ready are asked, by
+	// node; suspects are those of them that were found down.
+	addresses map[string]string
+	suspects  map[string]bool
 }
 
 // NewSource makes a source; Run starts it.
@@ -52,6 +62,8 @@ func NewSource(c Config) (*Source, error) {
 		pods:   coreinformers.NewPodInformer(c.Kube, metav1.NamespaceAll, 0, cache.Indexers{}),
 		nodes:  coreinformers.NewNodeInformer(c.Kube, 0, cache.Indexers{}),
 		agents: newAgentInformer(c.Kube, cmp.Or(c.Namespace, api.Namespace)),
+		probes: newProbeClient(), suspected: make(chan struct{}, 1),
+		addresses: map[string]string{}, suspects: map[string]bool{},
 	}
 	for _, set := range []error{s.pods.SetTransform(trimPod), s.nodes.SetTransform(trimNode), s.agents.SetTransform(trimAgent), c.Reports.SetTransform(trimReport)} {
 		if set != nil {
@@ -95,7 +107,11 @@ func (s *Source) Run(ctx context.Context) error {
 		synced = append(synced, reg.HasSynced)
 	}
 	informers := []cache.SharedIndexInformer{s.pods, s.nodes, s.agents, s.Reports}
-	done := make(chan struct{}, len(informers))
+	done := make(chan struct{}, len(informers)+1)
+	go func() {
+		s.askSuspects(ctx)
+		done <- struct{}{}
+	}()
 	for _, i := range informers {
 		go func() {
 			i.RunWithContext(ctx)
@@ -103,7 +119,7 @@ func (s *Source) Run(ctx context.Context) error {
 		}()
 	}
 	defer func() {
-		for range informers {
+		for range len(informers) + 1 {
 			<-done
 		}
 	}()

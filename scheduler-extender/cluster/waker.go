@@ -32,8 +32,11 @@ type Waker struct {
 	Ledger *ledger.Ledger
 	Placer *place.Placer
 	Ready  func() bool
-	Log    *slog.Logger
-	Now    func() time.Time
+	// Tainted says of nodes that kube-scheduler keeps pods off them for the
+	// time being; nil if none are. Pods are woken for them afterwards.
+	Tainted func(node string) bool
+	Log     *slog.Logger
+	Now     func() time.Time
 }
 
 // Run wakes pods until the context ends.
@@ -55,8 +58,14 @@ func (w *Waker) Run(ctx context.Context) {
 			continue // pods that wait will be filtered again by then
 		}
 		nodes := make([]*ledger.Node, 0, len(pending))
+		held := false
 		for name := range pending {
-			if n := w.Ledger.Node(name); n != nil {
+			switch n := w.Ledger.Node(name); {
+			case n == nil || n.Snapshot().View.Blocked != "":
+				delete(pending, name) // it is told anew when it serves
+			case w.Tainted != nil && w.Tainted(name):
+				held = true
+			default:
 				nodes = append(nodes, n)
 			}
 		}
@@ -65,8 +74,14 @@ func (w *Waker) Run(ctx context.Context) {
 			w.touch(ctx, p)
 		}
 		if again.IsZero() {
-			clear(pending)
-		} else {
+			for _, n := range nodes {
+				delete(pending, n.Name)
+			}
+		}
+		switch {
+		case held:
+			timer.Reset(wakeEvery)
+		case !again.IsZero():
 			timer.Reset(max(wakeEvery, again.Sub(w.Now())))
 		}
 		select {

@@ -407,6 +407,9 @@ func TestLedgerAgreesWithAPlainModel(t *testing.T) {
 			w.l.DropPod(uid, w.now)
 			w.l.EndBind(uid, ledger.Refused, w.now)
 		}
+		for _, n := range []string{"n1", "n2"} {
+			w.l.SetAgent(n, ledger.Agent{Ready: true}) // else nobody could tell that it is over
+		}
 		w.l.Sweep(w.now.Add(time.Hour))
 		for _, n := range []string{"n1", "n2"} {
 			w.l.SetNode(n, ledger.NodeInfo{Managed: true})

@@ -116,6 +116,9 @@ type Agent struct {
 	hardware            hardwareState
 	// accessRepairs counts the containers that got lost devices back.
 	accessRepairs uint64
+	// linked says that the hook was linked once since this process started,
+	// stands that the API shows this process's report.
+	linked, stands bool
 	// wishedSlots is the operator's number of slots for each card, 0 for none.
 	wishedSlots int32
 	// cordoned are the cards that the operator takes no new slices on.

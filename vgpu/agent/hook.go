@@ -227,7 +227,7 @@ func (a *Agent) LinkChanged(up bool) {
 	a.mu.Lock()
 	if up {
 		a.doubtAccess() // the runtime may have been reloaded
-		a.linkedSince, a.downSince, a.linkFault = time.Now(), time.Time{}, ""
+		a.linkedSince, a.downSince, a.linkFault, a.linked = time.Now(), time.Time{}, "", true
 	} else {
 		a.linkedSince, a.downSince = time.Time{}, time.Now()
 	}
@@ -356,11 +356,16 @@ func (a *Agent) Ready() error {
 	if !a.downSince.IsZero() && time.Since(a.downSince) > linkGrace {
 		problems = append(problems, fmt.Errorf("since %s %s", a.downSince.UTC().Format(time.RFC3339), a.linkDown()))
 	}
+	if !a.linked {
+		problems = append(problems, errors.New("the hook has no link to the container runtime yet"))
+	}
 	if !a.watched {
 		problems = append(problems, errors.New("the node's pods aren't known yet"))
 	}
 	if !a.hardware.known {
 		problems = append(problems, fmt.Errorf("the cards aren't known: %s", a.hardware.fault))
+	} else if !a.stands {
+		problems = append(problems, errors.New("the node's report isn't written yet"))
 	}
 	return errors.Join(problems...)
 }

@@ -268,6 +268,7 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool,
 		have = a.written // the watch is a moment behind our own write
 	}
 	if equality.Semantic.DeepEqual(have.Status, want) {
+		a.reportStands()
 		return false, 0, nil
 	}
 	if fresh, wait := a.fresh(time.Now()); len(fresh) > 0 && equality.Semantic.DeepEqual(without(have.Status, fresh), without(want, fresh)) {
@@ -288,6 +289,7 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool,
 		return false, 0, fmt.Errorf("write report: %w", err)
 	}
 	a.written = got
+	a.reportStands()
 	return true, 0, nil
 }
 
@@ -323,6 +325,14 @@ func without(s v1alpha1.GPUNodeStatus, pods map[string]bool) v1alpha1.GPUNodeSta
 	}
 	s.Cards = cards
 	return s
+}
+
+// reportStands notes that the API shows this agent's report. Until then it shows what
+// an earlier one left: a link of its hook, slices that may be gone.
+func (a *Agent) reportStands() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stands = true
 }
 
 // newer compares resource versions, which are decimal numbers of any length

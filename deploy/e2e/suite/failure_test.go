@@ -3,72 +3,37 @@ package suite
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-gpu/carve/api"
 )
 
-// agentDown takes the agent off the node and returns what brings it back.
-func agentDown(t *testing.T) (up func()) {
-	t.Helper()
-	patch := func(value string) {
-		body := fmt.Appendf(nil, `{"spec":{"template":{"spec":{"nodeSelector":{%q:%q}}}}}`, api.LabelManaged, value)
-		if _, err := cluster.Client.AppsV1().DaemonSets(api.Namespace).Patch(context.Background(), "carve-node", types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
-			t.Fatalf("patch the DaemonSet: %v", err)
-		}
-	}
-	patch("nowhere")
-	eventually(t, "the agent to be gone", func(ctx context.Context) string {
-		pods, err := cluster.AgentPods(ctx)
-		if err != nil {
-			return err.Error()
-		}
-		if len(pods) > 0 {
-			return "its pod is there"
-		}
-		// A kubelet that lost the plugin and hasn't told the cluster yet is sent
-		// pods that it then rejects for good.
-		node, err := cluster.Client.CoreV1().Nodes().Get(ctx, "node1", metav1.GetOptions{})
-		if err != nil {
-			return err.Error()
-		}
-		if q := node.Status.Allocatable[api.ResourceGPU]; !q.IsZero() {
-			return "the node still offers slots: " + q.String()
-		}
-		return ""
-	})
-	back := false
-	up = func() {
-		if back {
-			return
-		}
-		back = true
-		patch("true")
-		if err := cluster.WaitReady(context.Background()); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(up)
-	return up
-}
-
-// devices counts the cards' device nodes in a container.
-func devices(t *testing.T, pod, container string) string {
-	t.Helper()
-	return strings.TrimSpace(shell(t, pod, container, "sh", "-c", "ls /dev | grep -c nvidia").stdout)
-}
-
+// A pod that asks for a slot, and one that the device plugin never hears of,
+// created right after the agent's pod is deleted: neither ends Failed, neither
+// gets a card without its limit, and both run when the agent is back.
 func TestAgentDown(t *testing.T) {
 	create(t, pod("before", container("app", share{"gpu": "1", "gpumem": "4000"})))
 	running(t, "before")
-	up := agentDown(t)
-
+	slot := pod("slot", container("app", share{"gpu": "1", "gpumem": "5000"}))
+	bare := pod("bare", container("app", share{"gpumem": "6000"}))
+	pods, err := cluster.AgentPods(t.Context())
+	if err != nil || len(pods) != 1 {
+		t.Fatalf("%d pods of the agent, %v", len(pods), err)
+	}
+	up := agentAway(t)
+	now := int64(0)
+	if err := cluster.Client.CoreV1().Pods(api.Namespace).Delete(t.Context(), pods[0].Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	create(t, slot)
+	create(t, bare)
+	for _, name := range []string{"slot", "bare"} {
+		wantPending(t, name, "carve's agent on the node is down (")
+	}
 	// What runs goes on under its limit. (Processes that end meanwhile stay
 	// charged until the agent is back, so the exact figures come later.)
 	if code := allocate(t, "before", "app", 1000*mib); code != 0 {
@@ -77,31 +42,9 @@ func TestAgentDown(t *testing.T) {
 	if code := allocate(t, "before", "app", 4000*mib); code != 2 {
 		t.Errorf("allocating beyond the share gave CUDA error %d, want 2", code)
 	}
-
-	// One that asks for a slot, and one that the device plugin never hears of.
-	slot := pod("slot", container("app", share{"gpu": "1", "gpumem": "5000"}))
-	bare := pod("bare", container("app", share{"gpumem": "6000"}))
-	bare.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	slot.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	create(t, slot)
-	create(t, bare)
-	until := time.Now().Add(8 * time.Second)
-	for time.Now().Before(until) {
-		for _, name := range []string{"slot", "bare"} {
-			p := get(t.Context(), t, name)
-			for _, s := range p.Status.ContainerStatuses {
-				if s.State.Running == nil {
-					continue
-				}
-				if n := devices(t, name, "app"); n != "0" {
-					t.Fatalf("%s runs with %s device nodes while the agent is down", name, n)
-				}
-			}
-		}
-		time.Sleep(500 * time.Millisecond)
-	}
 	up()
 	for name, limit := range map[string]int64{"before": 4000, "slot": 5000, "bare": 6000} {
+		running(t, name)
 		limited(t, name, limit)
 	}
 }
