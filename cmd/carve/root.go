@@ -80,7 +80,7 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 		newTopCommand(),
 		newExplainCommand(),
 		newSlicesCommand(),
-		newCordonCommand(), newUncordonCommand(),
+		newCordonCommand(), newUncordonCommand(), newResizeCommand(),
 		newDoctorCommand(),
 	)
 	add("cluster", newNodeCommand(), newExtenderCommand())

@@ -152,9 +152,15 @@ func (n node) room(c candidate, renewed bool) error {
 			others[card] = others[card].plus(a)
 		}
 	}
+	// What doesn't grow has its room, also on a card that has become smaller.
+	var now map[string]amount
+	if renewed {
+		now = peaks(n.held[c.uid].Grant, order)
+	}
 	for uuid, want := range peaks(c.grant, order) {
 		card, taken := n.cards[uuid], others[uuid]
 		switch {
+		case renewed && want.memMiB <= now[uuid].memMiB && want.cores <= now[uuid].cores:
 		case taken.whole:
 			return fmt.Errorf("card %s is held whole by another pod of this node", uuid)
 		case want.whole && taken != (amount{}):

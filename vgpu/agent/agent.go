@@ -135,6 +135,13 @@ type holding struct {
 	// for what an earlier process prepared.
 	prepared   bool
 	preparedAt time.Time
+	// next is a later grant that is being put in force; meanwhile the record's
+	// is, and room is kept for both.
+	next *record
+	// refusedGeneration is that of a later grant that can't be put in force, 0
+	// if there is none, and refusal says why.
+	refusedGeneration int
+	refusal           string
 	// used are the containers that may have run with their slice.
 	used map[string]bool
 	// tallies are what was counted of each container, by card.

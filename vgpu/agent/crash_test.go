@@ -129,6 +129,62 @@ func (n *testNode) faults() (faults []error) {
 	return faults
 }
 
+// newCrashNode makes a node whose agent doesn't run yet.
+func newCrashNode(t *testing.T) *testNode {
+	n := &testNode{t: t, dir: t.TempDir(), cards: &twoCards{}, api: newAPIServer(t)}
+	makeRoot(t, n.dir)
+	return n
+}
+
+func (n *testNode) slices() files { return files{filepath.Join(n.dir, "run", "slices")} }
+
+// limitOf is the memory that a limits file allows of its container's first card.
+func limitOf(f files, uid, container string) uint64 {
+	l, err := region.ReadLimits(f.limits(uid, container))
+	if err != nil {
+		return 0
+	}
+	return l.Cards[0].LimitBytes
+}
+
+// killAt runs an agent in a process of its own that kills itself at its n-th
+// durable step, while drive is at work; until waits for a condition, or for the
+// death. It returns the step's name, or nothing if there are fewer steps.
+func (n *testNode) killAt(step int, drive func(until func(holds func() bool))) string {
+	n.t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Env = append(os.Environ(), crashDir+"="+n.dir, crashURL+"="+n.api.URL, crashStep+"="+strconv.Itoa(step))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	died := make(chan error, 1)
+	go func() { died <- cmd.Wait() }()
+	dead := false
+	drive(func(holds func() bool) {
+		for !dead && !holds() {
+			select {
+			case <-died:
+				dead = true
+			case <-time.After(2 * time.Millisecond):
+			}
+		}
+	})
+	if !dead {
+		// The last step may be after what drive waits for: give it its chance.
+		select {
+		case <-died:
+		case <-time.After(200 * time.Millisecond):
+			cmd.Process.Kill()
+			<-died
+			return ""
+		}
+	}
+	return out.String()
+}
+
 // TestKilledAtEveryStep runs a pod that stays and is resized, and one that
 // goes, kills the agent at its n-th durable step, starts it again, and wants
 // the same end each time.
@@ -143,72 +199,40 @@ func TestKilledAtEveryStep(t *testing.T) {
 		if step > 200 {
 			t.Fatal("the agent never got through its steps")
 		}
-		n := &testNode{t: t, dir: t.TempDir(), cards: &twoCards{}, api: newAPIServer(t)}
-		makeRoot(t, n.dir)
-		cmd := exec.Command("/proc/self/exe")
-		var out strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &out
-		cmd.Env = append(os.Environ(), crashDir+"="+n.dir, crashURL+"="+n.api.URL, crashStep+"="+strconv.Itoa(step))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		died := make(chan error, 1)
-		go func() { died <- cmd.Wait() }()
-		dead := false
-		until := func(holds func() bool) {
-			for !dead && !holds() {
-				select {
-				case <-died:
-					dead = true
-				case <-time.After(2 * time.Millisecond):
-				}
-			}
-		}
-		f := files{filepath.Join(n.dir, "run", "slices")}
-		limit := func(uid, container string) uint64 {
-			l, err := region.ReadLimits(f.limits(uid, container))
-			if err != nil {
-				return 0
-			}
-			return l.Cards[0].LimitBytes
-		}
-		n.api.setPod(podWith(t, "uid-stays", stays(1, 1000)))
-		n.api.setPod(podWith(t, "uid-goes", goes))
-		until(func() bool { return limit("uid-stays", "side") == 500<<20 && limit("uid-goes", "app") == 512<<20 })
-		n.api.setPod(podWith(t, "uid-stays", stays(2, 2000)))
-		until(func() bool { return limit("uid-stays", "app") == 2000<<20 && limit("uid-stays", "side") == 1000<<20 })
-		n.api.deletePod("uid-goes")
-		journal := filepath.Join(n.dir, "state", "journal", "uid-goes.json")
-		until(func() bool { _, err := os.Stat(journal); return os.IsNotExist(err) })
-		if !dead {
-			// The last step is after the record's removal: give it its chance.
-			select {
-			case <-died:
-				dead = true
-			case <-time.After(200 * time.Millisecond):
-				finished = true
-				cmd.Process.Kill()
-				<-died
-			}
-		}
-		steps[out.String()]++
+		n := newCrashNode(t)
+		f := n.slices()
+		killed := n.killAt(step, func(until func(func() bool)) {
+			n.api.setPod(podWith(t, "uid-stays", stays(1, 1000)))
+			n.api.setPod(podWith(t, "uid-goes", goes))
+			until(func() bool {
+				return limitOf(f, "uid-stays", "side") == 500<<20 && limitOf(f, "uid-goes", "app") == 512<<20
+			})
+			n.api.setPod(podWith(t, "uid-stays", stays(2, 2000)))
+			until(func() bool {
+				return limitOf(f, "uid-stays", "app") == 2000<<20 && limitOf(f, "uid-stays", "side") == 1000<<20
+			})
+			n.api.deletePod("uid-goes")
+			journal := filepath.Join(n.dir, "state", "journal", "uid-goes.json")
+			until(func() bool { _, err := os.Stat(journal); return os.IsNotExist(err) })
+		})
+		finished = killed == ""
+		steps[killed]++
 
 		n.start()
 		n.check()
 		n.link()
-		eventually(t, "after step "+out.String()+" the slices are as they should be", func() bool {
-			return n.prepared("uid-stays", "app") && limit("uid-stays", "app") == 2000<<20 && limit("uid-stays", "side") == 1000<<20 &&
+		eventually(t, "after step "+killed+" the slices are as they should be", func() bool {
+			return n.prepared("uid-stays", "app") && limitOf(f, "uid-stays", "app") == 2000<<20 && limitOf(f, "uid-stays", "side") == 1000<<20 &&
 				strings.Join(n.leftovers(), " ") == "run/slices/uid-stays state/journal/uid-stays.json"
 		})
 		n.check()
 		if m := mountsBelow(t, n.dir); m != 2 {
-			t.Errorf("after step %s there are %d mounts, want 2", out.String(), m)
+			t.Errorf("after step %s there are %d mounts, want 2", killed, m)
 		}
 		n.api.deletePod("uid-stays")
-		eventually(t, "after step "+out.String()+" nothing is left", func() bool { return len(n.leftovers()) == 0 })
+		eventually(t, "after step "+killed+" nothing is left", func() bool { return len(n.leftovers()) == 0 })
 		if m := mountsBelow(t, n.dir); m != 0 {
-			t.Errorf("after step %s there are %d mounts left", out.String(), m)
+			t.Errorf("after step %s there are %d mounts left", killed, m)
 		}
 		n.stop()
 	}

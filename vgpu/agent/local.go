@@ -62,7 +62,7 @@ func (a *Agent) placeHere(p pod) error {
 	}
 	r := record{Version: recordVersion, State: stateHeld, Namespace: p.namespace, Pod: p.name, Grant: grant, Order: p.order, Local: true}
 	a.Log.Info("a pod came past the extender and was given cards by this node", "pod", p.namespace+"/"+p.name, "uid", p.uid)
-	return a.bookAndUnlock(r, nil)
+	return a.bookAndUnlock(r)
 }
 
 // ledger is what this node's cards hold: the slices in place, and the grants
@@ -78,7 +78,7 @@ func (a *Agent) ledger() node {
 		}
 	}
 	for uid, h := range a.held {
-		n.held[uid] = h.record
+		n.held[uid] = h.booked()
 	}
 	return n
 }
@@ -111,28 +111,19 @@ func (a *Agent) rooms(n node) []Room {
 	return out
 }
 
-// bookAndUnlock books a record that was checked, writes it to the journal, and
-// puts it in place. a.mu is held and is released here: what is booked before it
-// is written is seen by a grant that is checked meanwhile. A resize keeps the
-// old amounts until the new ones are in place, where those are larger.
-func (a *Agent) bookAndUnlock(r record, inForce *holding) error {
+// bookAndUnlock books the first record of a pod, which was checked, writes it to
+// the journal, and puts it in place. a.mu is held and is released here: what is
+// booked before it is written is seen by a grant that is checked meanwhile.
+func (a *Agent) bookAndUnlock(r record) error {
 	uid := r.Grant.UID
-	next := &holding{record: r, used: map[string]bool{}}
-	if inForce != nil {
-		next.used, next.tallies, next.prepared = inForce.used, inForce.tallies, inForce.prepared
-	}
-	a.held[uid] = next
+	a.held[uid] = &holding{record: r, used: map[string]bool{}}
 	delete(a.refused, uid)
 	a.mu.Unlock()
 
 	a.stepped("journal-hold")
 	if err := a.journal.write(r); err != nil {
 		a.mu.Lock()
-		if inForce != nil {
-			a.held[uid] = inForce
-		} else {
-			delete(a.held, uid)
-		}
+		delete(a.held, uid)
 		a.mu.Unlock()
 		return err
 	}

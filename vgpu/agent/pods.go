@@ -305,8 +305,9 @@ const (
 	reasonAccessLost   = "DeviceAccessLost"
 
 	// On the node.
-	reasonHookDown = "HookDown"
-	reasonHookUp   = "HookUp"
+	reasonHookDown      = "HookDown"
+	reasonHookUp        = "HookUp"
+	reasonResizeRefused = "ResizeRefused"
 )
 
 var eventScheme = scheme.Scheme

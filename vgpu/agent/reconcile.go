@@ -2,10 +2,8 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"reflect"
 	"slices"
 	"time"
@@ -16,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-gpu/carve/api"
-	"github.com/carve-gpu/carve/vgpu/region"
 )
 
 // askLimit bounds the question whether a pod that only the runtime knows of
@@ -53,6 +50,7 @@ type situation struct {
 	holding  *holding
 	record   record
 	prepared bool
+	refused  int // generation of a resize that can't be put in force
 	sandbox  sandbox
 	running  bool // containers of the pod haven't exited
 }
@@ -63,7 +61,7 @@ func (a *Agent) situation(uid string) situation {
 	s := situation{watched: a.watched, listed: a.listed, sandbox: a.sandboxes[uid]}
 	s.pod, s.known = a.pods[uid]
 	if s.holding = a.held[uid]; s.holding != nil {
-		s.record, s.prepared = s.holding.record, s.holding.prepared
+		s.record, s.prepared, s.refused = s.holding.record, s.holding.prepared, s.holding.refusedGeneration
 	}
 	for _, u := range a.containers {
 		s.running = s.running || u.uid == uid
@@ -109,6 +107,10 @@ func (a *Agent) follow(c found, s situation) error {
 	case c.fault != nil:
 		a.refuse(c.uid, c.fault.Error())
 		return a.again(s)
+	case s.refused > s.record.Grant.Generation && s.refused >= c.grant.Generation:
+		// It was tried, and the extender is told. Trying again and again would
+		// lower the limits of a running program each time.
+		return a.again(s)
 	case s.holding != nil && reflect.DeepEqual(s.record.Grant, c.grant):
 		a.honour(c.uid)
 		if c.order != nil && !slices.Equal(s.record.Order, c.order) {
@@ -148,23 +150,22 @@ func (a *Agent) take(c found) error {
 	inForce := a.held[c.uid]
 	n := node{name: a.Node, cards: a.hardware.cards(), held: map[string]record{}}
 	for uid, h := range a.held {
-		n.held[uid] = h.record
+		n.held[uid] = h.booked()
 	}
-	err := n.admit(c.candidate)
-	if err == nil && inForce != nil {
-		a.mu.Unlock()
-		// Reading usage is I/O, so it happens without the lock; nobody else
-		// works on this pod.
-		err = a.fits(inForce.Grant, c.grant)
-		a.mu.Lock()
+	if inForce != nil {
+		n.held[c.uid] = inForce.record
 	}
-	if err != nil {
+	if err := n.admit(c.candidate); err != nil {
 		a.mu.Unlock()
-		if !a.hardwareReady() {
+		switch {
+		case !a.hardwareReady():
 			// Without cards nothing can be judged. This isn't the grant's fault.
 			return fmt.Errorf("the cards aren't known yet: %w", err)
+		case inForce != nil && c.grant.Generation > inForce.Grant.Generation:
+			a.refuseResize(inForce, c.grant.Generation, err.Error())
+		default:
+			a.refuse(c.uid, err.Error())
 		}
-		a.refuse(c.uid, err.Error())
 		return nil
 	}
 	r := record{Version: recordVersion, State: stateHeld, Namespace: c.namespace, Pod: c.name, Grant: c.grant, Order: c.order}
@@ -173,31 +174,10 @@ func (a *Agent) take(c found) error {
 			r.Order = append(r.Order, podContainer{Name: name})
 		}
 	}
-	return a.bookAndUnlock(r, inForce)
-}
-
-// fits says whether what a pod uses fits a smaller grant: memory that is in
-// use can't be taken away.
-func (a *Agent) fits(old, new api.Grant) error {
-	for name, cards := range new.Containers {
-		before := old.Containers[name]
-		for i, c := range cards {
-			if i >= len(before) || c.MemMiB >= before[i].MemMiB {
-				continue
-			}
-			u, err := region.ReadUsage(a.files.usage(old.UID, name), len(cards))
-			if errors.Is(err, os.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			if used := u.Total(i).UsedBytes; used > uint64(c.MemMiB)<<20 {
-				return fmt.Errorf("the grant of generation %d leaves container %s %d MiB of card %s, %d are in use", new.Generation, name, c.MemMiB, c.Card, (used+api.MiB-1)/api.MiB)
-			}
-		}
+	if inForce == nil {
+		return a.bookAndUnlock(r)
 	}
-	return nil
+	return a.resizeAndUnlock(r, inForce)
 }
 
 // putInPlace makes the files of a record and tells everyone.

@@ -81,6 +81,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 					PodUID: uid, Container: name, Namespace: h.Namespace, Pod: h.Pod,
 					MemMiB: c.MemMiB, Cores: int32(c.Cores), Mode: string(c.Mode),
 					Generation: int32(h.Grant.Generation), State: state,
+					RefusedGeneration: int32(h.refusedGeneration), Refusal: h.refusal,
 				})
 			}
 		}

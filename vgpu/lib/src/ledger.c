@@ -258,7 +258,9 @@ bool carve_try(struct carve_state *s, unsigned card, uint32_t units) {
         CARVE_STEP("fits");
         publish_pending(s, card, a, units);
         CARVE_STEP("pending");
-        fits = all(a, sum_others(s, card)) + rest <= limit;
+        /* The limit anew: whoever lowers it stores it, then reads the charges. So either the lower one is met
+         * here, or this request is met there. */
+        fits = all(a, sum_others(s, card)) + rest <= carve_limit(s, card);
         CARVE_STEP("weighed");
         if (CARVE_LIKELY(fits)) {
             commit(s, card, a, units);
