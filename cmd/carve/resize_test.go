@@ -25,7 +25,6 @@ import (
 type resizeServer struct {
 	mu        sync.Mutex
 	pod       *corev1.Pod
-	patches   int
 	requests  []api.Resize
 	refuse    string // the extender's message
 	forbidden string // what the user may not do: patch or gpunodes
