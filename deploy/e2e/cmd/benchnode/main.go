@@ -72,6 +72,9 @@ func run(ctx context.Context) (err error) {
 	if err := hookUnderBurst(ctx, c); err != nil {
 		return err
 	}
+	if err := liveResize(ctx, c); err != nil {
+		return err
+	}
 	return idle(ctx, c)
 }
 
