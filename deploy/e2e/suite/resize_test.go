@@ -271,17 +271,14 @@ func TestResizeOutlivesRestarts(t *testing.T) {
 	}
 	generation := grant(t, get(t.Context(), t, "stays")).Generation
 	for i := range 3 {
-		request(fmt.Sprint("x", i), int64(7000+i))
+		request(fmt.Sprint("x", i), int64(7000+2*i))
 		time.Sleep(time.Duration(i) * 5 * time.Millisecond) // before, while and after it answers
-		e, err := extenderPod(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
 		zero := int64(0)
-		if err := cluster.Client.CoreV1().Pods(api.Namespace).Delete(t.Context(), e.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+		if err := cluster.Client.CoreV1().Pods(api.Namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &zero},
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=carve-extender"}); err != nil {
 			t.Fatal(err)
 		}
-		answered(fmt.Sprint("x", i), int64(7000+i))
+		answered(fmt.Sprint("x", i), int64(7000+2*i))
 	}
 	if g := grant(t, get(t.Context(), t, "stays")); g.Generation != generation+3 {
 		t.Errorf("three resizes led from generation %d to %d", generation, g.Generation)
@@ -297,7 +294,7 @@ func TestResizeOutlivesRestarts(t *testing.T) {
 		}
 		return ""
 	})
-	wantShare(t, "stays", "app", 7002)
+	wantShare(t, "stays", "app", 7004)
 	up()
 	answered("y", 5000)
 	wantShare(t, "stays", "app", 5000)
@@ -340,7 +337,7 @@ func TestResizeTakesTheRight(t *testing.T) {
 	admin := cluster.Client.CoreV1().Pods(ns)
 	create(t, pod("mine", container("app", share{"gpumem": "4000"})))
 	running(t, "mine")
-	request := `{"v":1,"id":"r","containers":{"app":{"memMiB":4001}}}`
+	request := `{"v":1,"id":"r","containers":{"app":{"memMiB":4002}}}`
 	patch := func(key, value string) []byte {
 		return fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, key, value)
 	}
@@ -424,7 +421,7 @@ func TestResizeTakesTheRight(t *testing.T) {
 	if p := get(ctx, t, "unbound"); p.Annotations[api.AnnotationResize] != "" {
 		t.Errorf("the pod carries %q", p.Annotations[api.AnnotationResize])
 	}
-	if _, said, code := resize(t, "mine", "--as", "tenant", "--gpumem", "4001"); code != 1 || !strings.Contains(said, "ClusterRole carve-resize") {
+	if _, said, code := resize(t, "mine", "--as", "tenant", "--gpumem", "4002"); code != 1 || !strings.Contains(said, "ClusterRole carve-resize") {
 		t.Errorf("exit %d: %s", code, said)
 	}
 	wantShare(t, "mine", "app", 4000)
@@ -435,18 +432,18 @@ func TestResizeTakesTheRight(t *testing.T) {
 		_, err := pods.Patch(ctx, "mine", types.MergePatchType, patch(api.AnnotationResize, request), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return strings.TrimPrefix(fmt.Sprint(err), "<nil>")
 	})
-	if r, said, code := resize(t, "mine", "--as", "tenant", "--gpumem", "4001"); code != 0 || r.Outcome != api.ResizeGranted || !strings.Contains(said, "may not read GPUNodes") {
+	if r, said, code := resize(t, "mine", "--as", "tenant", "--gpumem", "4002"); code != 0 || r.Outcome != api.ResizeGranted || !strings.Contains(said, "may not read GPUNodes") {
 		t.Errorf("exit %d, %+v: %s", code, r, said)
 	}
 	eventually(t, "the node to have it in force", func(ctx context.Context) string {
 		for _, c := range cards(ctx, t) {
 			for _, s := range c.Slices {
-				if s.Pod == "mine" && s.MemMiB == 4001 {
+				if s.Pod == "mine" && s.MemMiB == 4002 {
 					return ""
 				}
 			}
 		}
 		return "it doesn't report it"
 	})
-	wantShare(t, "mine", "app", 4001)
+	wantShare(t, "mine", "app", 4002)
 }
