@@ -110,6 +110,9 @@ func (a *Agent) resizeAndUnlock(r record, h *holding) error {
 		return fmt.Errorf("resize to generation %d: %w", r.Grant.Generation, err)
 	}
 	a.mu.Lock()
+	if !h.prepared {
+		h.preparedAt = time.Now()
+	}
 	h.record, h.next, h.prepared = r, nil, true
 	h.refusedGeneration, h.refusal = 0, ""
 	delete(a.refused, r.Grant.UID)
