@@ -23,6 +23,7 @@ import (
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/deploy/e2e/install"
+	"github.com/carve-gpu/carve/vgpu/region"
 )
 
 // resized is what `carve resize -o json` prints.
@@ -294,7 +295,11 @@ func TestResizeOutlivesRestarts(t *testing.T) {
 		}
 		return ""
 	})
-	wantShare(t, "stays", "app", 7004)
+	// Nobody takes dead processes off meanwhile, so the file itself is looked at.
+	l, err := region.ReadLimits(onNode("/run/carve/slices", string(get(t.Context(), t, "stays").UID), "app", "limits"))
+	if err != nil || l.Cards[0].LimitBytes != 7004<<20 {
+		t.Errorf("while the agent is away the limits are %+v (%v)", l.Cards, err)
+	}
 	up()
 	answered("y", 5000)
 	wantShare(t, "stays", "app", 5000)
