@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -239,6 +241,32 @@ func TestALateRemovalOfAnEarlierContainerChangesNothing(t *testing.T) {
 	eventually(t, "it is released", func() bool { return len(n.leftovers()) == 0 })
 }
 
+// A crash loop: attempt n+1 is there before anyone told of the end of n.
+func TestAttemptsOfACrashLoopOverlap(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	for i := range 5 {
+		n.Adjusted(RuntimeContainer{ID: fmt.Sprint("attempt-", i), PodUID: "uid-1", Name: "app"})
+		n.Started(fmt.Sprint("attempt-", i), 0)
+		if i > 0 {
+			n.Exited(fmt.Sprint("attempt-", i-1))
+		}
+		eventually(t, "the report shows it active", func() bool { s, _ := n.api.report(); return slicesOf(s, cardA) == "uid-1/app=active" })
+	}
+	n.api.deletePod("uid-1")
+	for i := range 4 { // removals come last, and twice
+		n.Exited(fmt.Sprint("attempt-", i))
+	}
+	time.Sleep(100 * time.Millisecond)
+	if !n.prepared("uid-1", "app") {
+		t.Fatal("the slice went while the last attempt runs")
+	}
+	n.Exited("attempt-4")
+	eventually(t, "it is released", func() bool { return len(n.leftovers()) == 0 })
+}
+
 // A finished pod keeps its dead container: RemoveContainer doesn't come.
 func TestAFinishedPodGivesItsSliceBack(t *testing.T) {
 	n := startNode(t)
@@ -284,6 +312,15 @@ func TestSlicesComeBackAfterAReboot(t *testing.T) {
 	g := grantOf("uid-1", 3, map[string][]api.CardGrant{"app": shareOf(cardA, 4096, 50)})
 	n.api.setPod(podWith(t, "uid-1", g))
 	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+	// Something was charged when the power went.
+	u, err := os.OpenFile(n.files.usage("uid-1", "app"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.WriteAt(bytes.Repeat([]byte{1}, 4096), 4096); err != nil {
+		t.Fatal(err)
+	}
+	u.Close()
 	n.stop()
 	if err := n.files.clear("uid-1"); err != nil {
 		t.Fatal(err)
@@ -294,6 +331,17 @@ func TestSlicesComeBackAfterAReboot(t *testing.T) {
 	l, err := region.ReadLimits(n.files.limits("uid-1", "app"))
 	if err != nil || l.Cards[0].LimitBytes != 4096<<20 {
 		t.Errorf("%+v, %v", l, err)
+	}
+	// Usage lies on a tmpfs of its own, so a boot id needn't tell it from older
+	// charges.
+	if used, err := region.ReadUsage(n.files.usage("uid-1", "app"), 1); err != nil || used.Total(0).UsedBytes != 0 || used.Damage != 0 {
+		t.Errorf("charged from before the reboot: %+v, %v", used.Total(0), err)
+	}
+	// The kubelet starts the pod's container again before the API server is back:
+	// it gets what the journal says, and the report will say so.
+	p, err := n.Slice(RuntimeContainer{ID: "c2", PodUID: "uid-1", Name: "app", Asked: true})
+	if err != nil || p == nil || p.Generation != 3 {
+		t.Errorf("the restarted container gets %+v, %v", p, err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,9 +34,10 @@ const (
 // crashingAgent is the whole of a process that runs an agent and kills itself
 // at the given durable step.
 func crashingAgent(dir string) {
-	left, err := strconv.Atoi(os.Getenv(crashStep))
+	at := os.Getenv(crashStep)
+	left, err := strconv.Atoi(at)
 	if err != nil {
-		panic(err)
+		left = -1 // it is a name
 	}
 	config := &rest.Config{Host: os.Getenv(crashURL), ContentConfig: rest.ContentConfig{ContentType: "application/json"}, QPS: -1}
 	pods, err := kubernetes.NewForConfig(config)
@@ -54,8 +56,11 @@ func crashingAgent(dir string) {
 		OpenHardware: func() (Hardware, error) { return &twoCards{}, nil },
 		Pods:         pods, Reports: reports, Log: slog.New(slog.DiscardHandler),
 		step: func(name string) {
-			n := <-steps - 1
-			if n == 0 {
+			n := <-steps
+			if !slices.Contains(undurable, name) {
+				n--
+			}
+			if n == 0 || left < 0 && name == at {
 				os.Stdout.WriteString(name)
 				syscall.Kill(os.Getpid(), syscall.SIGKILL)
 				select {}
@@ -68,6 +73,9 @@ func crashingAgent(dir string) {
 	}
 	a.Synchronize(nil)
 	a.LinkChanged(true)
+	if left < 0 {
+		go playRuntime(a, dir)
+	}
 	a.Run(context.Background())
 }
 
@@ -152,10 +160,16 @@ func limitOf(f files, uid, container string) uint64 {
 // death. It returns the step's name, or nothing if there are fewer steps.
 func (n *testNode) killAt(step int, drive func(until func(holds func() bool))) string {
 	n.t.Helper()
+	return n.killAtNamed(strconv.Itoa(step), drive)
+}
+
+// killAtNamed is killAt for the first step of a name, or for a number of steps.
+func (n *testNode) killAtNamed(at string, drive func(until func(holds func() bool))) string {
+	n.t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.Env = append(os.Environ(), crashDir+"="+n.dir, crashURL+"="+n.api.URL, crashStep+"="+strconv.Itoa(step))
+	cmd.Env = append(os.Environ(), crashDir+"="+n.dir, crashURL+"="+n.api.URL, crashStep+"="+at)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		n.t.Fatal(err)

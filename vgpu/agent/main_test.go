@@ -71,6 +71,7 @@ type twoCards struct {
 	err       error
 	processes []gpu.Process
 	samples   int
+	sick      string // a card that can't be sampled
 }
 
 func (c *twoCards) Inventory() (gpu.Inventory, error) {
@@ -89,9 +90,12 @@ func (c *twoCards) Inventory() (gpu.Inventory, error) {
 	return inv, nil
 }
 
-func (c *twoCards) Sample(string) (gpu.Sample, error) {
+func (c *twoCards) Sample(uuid string) (gpu.Sample, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if uuid == c.sick {
+		return gpu.Sample{}, errors.New("Unknown Error")
+	}
 	c.samples++
 	return gpu.Sample{At: time.Now(), UsedBytes: 1 << 30, ReservedBytes: 512 << 20, Processes: c.processes}, nil
 }

@@ -9,6 +9,19 @@ import (
 	"github.com/carve-gpu/carve/api"
 )
 
+// node-28: one card that can't be sampled doesn't take the others along.
+func TestOneCardThatCannotBeSampled(t *testing.T) {
+	n := startNode(t)
+	n.cards.mu.Lock()
+	n.cards.sick = cardA
+	n.cards.mu.Unlock()
+	eventually(t, "the cards are known", n.hardwareReady)
+	v := n.View()
+	if len(v.Cards) != 2 || v.Cards[0].Fault != "Unknown Error" || v.Cards[1].Fault != "" || v.Cards[1].Sample.UsedBytes != 1<<30 {
+		t.Errorf("%+v", v.Cards)
+	}
+}
+
 func TestANodeWithoutALinkSaysWhy(t *testing.T) {
 	n := startNode(t)
 	eventually(t, "all else is known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.watched && n.hardware.known })

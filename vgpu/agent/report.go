@@ -277,6 +277,8 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool,
 	}
 	next := have.DeepCopy()
 	next.Status = want
+	a.stepped("report-write")
+	defer a.stepped("report-written")
 	got, err := a.Reports.UpdateStatus(ctx, next)
 	if apierrors.IsConflict(err) {
 		// Its spec changed meanwhile.
