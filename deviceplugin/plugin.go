@@ -51,7 +51,11 @@ type Config struct {
 	// KubeletDir is the kubelet's directory, "/var/lib/kubelet" as a rule.
 	KubeletDir string
 	Slices     Slices
-	Log        *slog.Logger
+	// Linger is asked once when Run is to end: whether to go on counting slots
+	// until the plugin of a next agent has registered, for lingerLimit at most. It
+	// may be nil.
+	Linger func() bool
+	Log    *slog.Logger
 }
 
 // Plugin serves nvidia.com/gpu to the kubelet and registers again whenever the
@@ -64,6 +68,7 @@ type Plugin struct {
 	dir    string
 	slices Slices
 	owners *owners
+	linger func() bool
 	log    *slog.Logger
 
 	mu      sync.Mutex
@@ -80,6 +85,7 @@ func New(c Config) *Plugin {
 		dir:     filepath.Join(c.KubeletDir, "device-plugins"),
 		slices:  c.Slices,
 		owners:  newOwners(filepath.Join(c.KubeletDir, "pod-resources", "kubelet.sock")),
+		linger:  c.Linger,
 		log:     c.Log,
 		changed: make(chan struct{}),
 	}
@@ -176,11 +182,6 @@ func (p *Plugin) session(ctx context.Context, events <-chan fsnotify.Event) (boo
 	if err != nil {
 		return false, fmt.Errorf("find old sockets: %w", err)
 	}
-	for _, path := range old {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return false, fmt.Errorf("remove old socket: %w", err)
-		}
-	}
 	p.sessions++
 	endpoint := strings.Replace(endpoints, "*", fmt.Sprintf("-%d-%d", os.Getpid(), p.sessions), 1)
 	path := filepath.Join(p.dir, endpoint)
@@ -210,12 +211,21 @@ func (p *Plugin) session(ctx context.Context, events <-chan fsnotify.Event) (boo
 			connected = true
 			limit.Stop()
 			p.log.Info("device plugin is registered", "resource", api.ResourceGPU)
+			// An earlier agent that lingers ends now.
+			for _, path := range old {
+				if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					p.log.Warn("an old socket can't be removed", "error", err)
+				}
+			}
 		case connected && !now:
 			p.log.Info("the kubelet left the device plugin")
 			return true, nil
 		}
 		select {
 		case <-ctx.Done():
+			if connected && p.linger != nil && p.linger() {
+				p.lingerOn(path, own)
+			}
 			return connected, nil
 		case <-changed:
 		case <-limit.C:
@@ -235,6 +245,18 @@ func (p *Plugin) session(ctx context.Context, events <-chan fsnotify.Event) (boo
 			served <- err
 			return connected, fmt.Errorf("serve: %w", err)
 		}
+	}
+}
+
+// lingerLimit is how long a next agent may take to register.
+const lingerLimit = 5 * time.Second
+
+// lingerOn serves until the next agent's plugin, once registered, has removed
+// this one's socket.
+func (p *Plugin) lingerOn(path string, own socketIdentity) {
+	p.log.Info("counting slots until the next agent does")
+	for end := time.Now().Add(lingerLimit); time.Now().Before(end) && identity(path) == own; {
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

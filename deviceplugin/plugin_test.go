@@ -466,9 +466,6 @@ func TestEachSessionHasASocketOfItsOwn(t *testing.T) {
 	}
 	startPlugin(t, k.dir, &preparedSlices{})
 	first, client := k.waitRegistered(t)
-	if _, err := os.Stat(left); err == nil {
-		t.Error("what another agent left behind is still there")
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	stream, err := client.ListAndWatch(ctx, &kubelet.Empty{})
 	if err != nil {
@@ -477,9 +474,63 @@ func TestEachSessionHasASocketOfItsOwn(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(left); err != nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("what another agent left behind is still there")
+		}
+	}
 	cancel()
 	second, _ := k.waitRegistered(t)
 	if first.Endpoint == second.Endpoint || strings.ContainsRune(second.Endpoint, '/') {
 		t.Errorf("sockets %s, %s", first.Endpoint, second.Endpoint)
+	}
+}
+
+// While agents change, the node has slots throughout: the kubelet turns pods
+// away for good where it has none.
+func TestLingersUntilTheNextAgentHasRegistered(t *testing.T) {
+	k := newFakeKubelet(t)
+	k.start(t)
+	first := New(Config{KubeletDir: k.dir, Slices: &preparedSlices{}, Log: slog.New(slog.DiscardHandler), Linger: func() bool { return true }})
+	first.SetSlots(3)
+	ctx, end := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- first.Run(ctx) }()
+	listen := func() {
+		t.Helper()
+		_, client := k.waitRegistered(t)
+		stream, err := client.ListAndWatch(t.Context(), &kubelet.Empty{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := stream.Recv(); err != nil || len(got.Devices) != 3 {
+			t.Fatalf("%v, %v", got, err)
+		}
+	}
+	listen()
+	for end := time.Now().Add(20 * time.Second); !first.Connected() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	end()
+	select {
+	case err := <-done:
+		t.Fatalf("it left before the next one came: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	if !first.Connected() {
+		t.Error("the kubelet has lost its slots")
+	}
+	startPlugin(t, k.dir, &preparedSlices{})
+	listen()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it stays though the next one has registered")
 	}
 }

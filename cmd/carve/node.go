@@ -195,7 +195,8 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		return err
 	}
 	roll.takeOver(hookState{n.agent, nil})
-	n.setPlugin(deviceplugin.New(deviceplugin.Config{KubeletDir: o.kubeletDir, Slices: n.agent, Log: log}))
+	n.setPlugin(deviceplugin.New(deviceplugin.Config{KubeletDir: o.kubeletDir, Slices: n.agent, Log: log,
+		Linger: func() bool { return roll.linger(n.agent.Followed, pods) }}))
 	hook := monitor.NewHook()
 	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent, roll.linked}, Log: log,
 		Answered: func(r nrihook.Result, took time.Duration) { hook.Answered(string(r), took) }})
@@ -203,7 +204,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	// The parts live or die apart: one that ends is started again, and none of
 	// them takes the others along.
 	var parts sync.WaitGroup
-	keepInTurn(ctx, &parts, log, part{"device plugin", n.plugin.Run}, part{"agent", n.agent.Run}, part{"hook", link.Run})
+	roll.keep(ctx, &parts, part{"device plugin", n.plugin.Run}, part{"agent", n.agent.Run}, part{"hook", link.Run})
 	for _, part := range []part{
 		{"monitor", func(ctx context.Context) error {
 			metrics := monitor.Handler(monitor.Config{Node: o.node, Source: n, Ready: n.ready, Hook: hook})

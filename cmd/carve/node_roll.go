@@ -7,6 +7,10 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/kubernetes"
+
 	nrihook "github.com/carve-gpu/carve/nri-hook"
 )
 
@@ -26,22 +30,6 @@ type part struct {
 	run  func(context.Context) error
 }
 
-// keepInTurn keeps parts running until ctx ends, and then ends one after the
-// other. An agent that waits for this one takes over with the second: the
-// kubelet has then seen this one's plugin leave, so that it doesn't take the
-// next one's for it, and the hook serves until the next one can.
-func keepInTurn(ctx context.Context, all *sync.WaitGroup, log *slog.Logger, parts ...part) {
-	for _, p := range parts {
-		next, end := context.WithCancel(context.WithoutCancel(ctx))
-		mine := ctx
-		all.Go(func() {
-			defer end()
-			keepRunning(mine, p.name, p.run, log)
-		})
-		ctx = next
-	}
-}
-
 // roll hands the hook over from an older agent of this node to this one, as
 // while a DaemonSet rolls: this one stands by at the runtime before the older
 // one is told to end, so that no container starts past both.
@@ -52,13 +40,59 @@ type roll struct {
 	log     *slog.Logger
 	parts   sync.WaitGroup
 	standby *nrihook.Standby // nil unless an older agent was there
-	once    sync.Once
+	// endAgent ends the agent, and then the hook.
+	endAgent context.CancelFunc
+	once     sync.Once
 }
 
 func newRoll(ctx context.Context, o nodeOptions, log *slog.Logger) *roll {
 	r := &roll{options: o, log: log}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	return r
+}
+
+// keep keeps parts running until ctx ends, and then ends one after the other. An
+// agent that waits for this one takes over when the agent ends. The kubelet has
+// then seen this one's plugin leave, so that it doesn't take the next one's for
+// it, unless the plugin lingers. The hook serves until the next one can.
+func (r *roll) keep(ctx context.Context, all *sync.WaitGroup, plugin, agent, hook part) {
+	agentCtx, endAgent := context.WithCancel(context.WithoutCancel(ctx))
+	hookCtx, endHook := context.WithCancel(context.WithoutCancel(ctx))
+	r.endAgent = endAgent
+	all.Go(func() {
+		defer endAgent()
+		keepRunning(ctx, plugin.name, plugin.run, r.log)
+	})
+	all.Go(func() {
+		defer endHook()
+		keepRunning(agentCtx, agent.name, agent.run, r.log)
+	})
+	all.Go(func() { keepRunning(hookCtx, hook.name, hook.run, r.log) })
+}
+
+// kubeletKeepsBoth is the first version whose kubelet knows two plugins of one
+// resource by their sockets (pkg/kubelet/cm/devicemanager, endpointStore). An
+// older one would take the leaving of the first for that of the second.
+var kubeletKeepsBoth = utilversion.MustParseSemantic("v1.37.0")
+
+// linger lets the agent end while its plugin goes on counting slots, where a next
+// agent waits and the kubelet bears two plugins.
+func (r *roll) linger(followed func() bool, kube kubernetes.Interface) bool {
+	if !followed() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	n, err := kube.CoreV1().Nodes().Get(ctx, r.options.node, metav1.GetOptions{})
+	if err != nil {
+		return false
+	}
+	v, err := utilversion.ParseSemantic(n.Status.NodeInfo.KubeletVersion)
+	if err != nil || v.LessThan(kubeletKeepsBoth) {
+		return false
+	}
+	r.endAgent()
+	return true
 }
 
 // standBy is called when an older agent is found.

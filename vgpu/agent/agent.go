@@ -235,6 +235,11 @@ func lockDir(ctx context.Context, c Config) (*os.File, error) {
 		}
 		if first {
 			c.Log.Info("another agent of this node still runs; waiting for it to end", "dir", dir)
+			if next, err := os.OpenFile(filepath.Join(dir, nextFile), os.O_RDWR|os.O_CREATE, 0o600); err == nil {
+				// Held as long as this one waits; a third one does without.
+				defer next.Close()
+				unix.Flock(int(next.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+			}
 			if c.Waiting != nil {
 				c.Waiting()
 			}
@@ -246,6 +251,19 @@ func lockDir(ctx context.Context, c Config) (*os.File, error) {
 		case <-time.After(lockEvery):
 		}
 	}
+}
+
+// nextFile is locked by the agent that waits for this one to end.
+const nextFile = "next"
+
+// Followed reports whether another agent of this node waits for this one to end.
+func (a *Agent) Followed() bool {
+	f, err := os.OpenFile(filepath.Join(a.StateDir, nextFile), os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
 // replay takes the journal over. What it holds is prepared again, which

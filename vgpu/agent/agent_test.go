@@ -703,9 +703,13 @@ func TestASecondAgentWaitsForTheFirst(t *testing.T) {
 		}
 		second <- err
 	}()
+	eventually(t, "the first knows that it is followed", n.Followed)
 	n.stop()
 	if err := <-second; err != nil {
 		t.Error(err)
+	}
+	if n.Followed() {
+		t.Error("followed by an agent that doesn't wait any more")
 	}
 }
 
