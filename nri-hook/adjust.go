@@ -65,6 +65,9 @@ type Slice struct {
 	// LimitsPath and UsagePath are the two files on the node. They are empty
 	// for a container with whole cards, which gets the driver as it is.
 	LimitsPath, UsagePath string
+	// MayBePrivileged lets a container that may open every device hold a share,
+	// whose limits then are advice.
+	MayBePrivileged bool
 }
 
 // Share reports whether the slice is part of a card.
@@ -116,8 +119,11 @@ func Adjust(c Container, s *Slice, d Driver) (Edits, error) {
 	if s == nil {
 		return e, nil
 	}
-	if s.Share() && c.AllDevices {
-		return Edits{}, fmt.Errorf("container %s is privileged and so sees every card of the node whole: a share can't be held; drop privileged, or ask for whole cards", c.Name)
+	if s.Share() && c.AllDevices && !s.MayBePrivileged {
+		return Edits{}, fmt.Errorf("container %s is privileged and so sees every card of the node whole: a share can't be held; drop privileged, ask for whole cards, or label the namespace %s=true", c.Name, api.LabelAllowPrivileged)
+	}
+	if key, found := api.NamesCDIDevices(c.SandboxAnnotations); found {
+		return Edits{}, fmt.Errorf("container %s has cards by grant, and its pod names others in annotation %s: take one of them", c.Name, key)
 	}
 	e.Annotations = map[string]string{api.AnnotationSlice: s.Mark()}
 	for _, n := range append(append([]gpu.DeviceNode{}, d.Control...), s.Cards...) {

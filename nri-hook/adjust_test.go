@@ -182,6 +182,25 @@ func TestAPrivilegedContainerGetsNoShare(t *testing.T) {
 	if _, err := Adjust(c, nil, Driver{}); err != nil {
 		t.Errorf("a privileged container without a grant is refused: %v", err)
 	}
+	allowed := testShare()
+	allowed.MayBePrivileged = true
+	if e, err := Adjust(c, allowed, testDriver()); err != nil || len(e.Mounts) == 0 {
+		t.Errorf("where the namespace allows it: %+v, %v", e, err)
+	}
+}
+
+// NVIDIA's NRI plugin would put whole cards beside the share.
+func TestAContainerWithASliceNamesNoOtherCards(t *testing.T) {
+	for key, value := range map[string]string{"nvidia.cdi.k8s.io/container.app": "nvidia.com/gpu=all", "cdi.k8s.io/x": "nvidia.com/gpu=0"} {
+		c := testContainer()
+		c.SandboxAnnotations = map[string]string{key: value}
+		if e, err := Adjust(c, testShare(), testDriver()); err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s: %+v, %v", key, e, err)
+		}
+		if _, err := Adjust(c, nil, Driver{}); err != nil {
+			t.Errorf("%s without a slice: %v", key, err)
+		}
+	}
 }
 
 func TestAContainerThatAnotherHookAdjustedIsLeftAlone(t *testing.T) {

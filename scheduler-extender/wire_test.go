@@ -316,3 +316,38 @@ func FuzzBind(f *testing.F) {
 		}
 	})
 }
+
+// Filter reads requests with the parser that admission's rules are compared with:
+// what slipped past those is refused here.
+func TestFilterRefusesWhatTheParserRefuses(t *testing.T) {
+	limits := func(kv ...string) corev1.ResourceList {
+		out := corev1.ResourceList{}
+		for i := 0; i < len(kv); i += 2 {
+			out[corev1.ResourceName(kv[i])] = resource.MustParse(kv[i+1])
+		}
+		return out
+	}
+	for name, c := range map[string]struct {
+		limits, requests corev1.ResourceList
+		annotations      map[string]string
+		want             string
+	}{
+		"101 percent":           {limits(api.ResourceCores, "101"), nil, nil, api.ResourceCores},
+		"memory in both ways":   {limits(api.ResourceMemory, "1", api.ResourceMemoryPercent, "1"), nil, nil, "not both"},
+		"requests below limits": {limits(api.ResourceMemory, "2"), limits(api.ResourceMemory, "1"), nil, "in requests"},
+		"a mistyped annotation": {limits(api.ResourceMemory, "1"), nil, map[string]string{"carve.dev/card-modles": "A100"}, "carve.dev/card-modles"},
+		"a bare exclusion":      {limits(api.ResourceMemory, "1"), nil, map[string]string{api.AnnotationCardModels: "!"}, api.AnnotationCardModels},
+		"nonsense for a UUID":   {limits(api.ResourceMemory, "1"), nil, map[string]string{api.AnnotationCardUUIDs: "0"}, api.AnnotationCardUUIDs},
+	} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: c.annotations}, Spec: corev1.PodSpec{Containers: []corev1.Container{
+			{Name: "app", Resources: corev1.ResourceRequirements{Limits: c.limits, Requests: c.requests}}}}}
+		body, err := json.Marshal(&wirev1.ExtenderArgs{Pod: p, NodeNames: &[]string{"n1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := decodeArgs(body)
+		if err != nil || a.invalid == nil || !strings.Contains(a.invalid.Error(), c.want) {
+			t.Errorf("%s: %v, %v", name, a.invalid, err)
+		}
+	}
+}

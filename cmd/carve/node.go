@@ -339,6 +339,7 @@ func (s hookState) Slice(c nrihook.Container) (*nrihook.Slice, error) {
 	return &nrihook.Slice{
 		PodUID: p.PodUID, Container: p.Container, Generation: p.Generation,
 		Cards: p.Cards, LimitsPath: p.LimitsPath, UsagePath: p.UsagePath,
+		MayBePrivileged: c.AllDevices && s.agent.MayBePrivileged(c.Namespace),
 	}, nil
 }
 

@@ -89,6 +89,8 @@ type Agent struct {
 	// accessDoubted asks for a look at the containers' device rules.
 	accessDoubted chan struct{}
 
+	privileged namespaces
+
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have
 	// got what it waits for.
@@ -316,6 +318,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}{
 		{"cards", a.watchCards},
 		{"pods", a.watchPods},
+		{"namespaces", a.watchNamespaces},
 		{"report", a.writeReports},
 		{"reclaim", a.reclaimLoop},
 		{"capacity", a.advertise},

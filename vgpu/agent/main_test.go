@@ -253,6 +253,13 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case q.Get("sendInitialEvents") != "":
 		// An API server without streaming lists; clients list then.
 		failed(422, metav1.StatusReasonInvalid)
+	case path == "/api/v1/namespaces" && q.Get("watch") != "":
+		s.watch(w, r, "namespaces")
+	case path == "/api/v1/namespaces":
+		s.mu.Lock()
+		list := corev1.NamespaceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NamespaceList"}, ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.version)}}
+		s.mu.Unlock()
+		answer(list)
 	case path == "/api/v1/pods" && q.Get("watch") != "":
 		s.watch(w, r, "pods")
 	case path == "/api/v1/pods":
