@@ -59,6 +59,12 @@ func main() {
 			}
 			fmt.Printf("cpu_ms_per_pod_%d %.3f ms\n", nodes, ms)
 		}
+		if err == nil {
+			var p99 time.Duration
+			if p99, err = webhookLatency(); err == nil {
+				fmt.Printf("webhook_p99_ms %.2f ms\n", float64(p99.Microseconds())/1000)
+			}
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
