@@ -176,20 +176,22 @@ func (f *feed) create(ctx context.Context) {
 		if many {
 			continue
 		}
-		p := pod(fmt.Sprintf("feed-%s-%04d", f.run, n), container("app", share{"gpu": "1", "gpumem": "500"}))
+		p := pod(fmt.Sprintf("feed-%s-%04d", f.run, n), container("app", share{"gpu": "1", "gpumem": "1000"}))
 		p.Labels = map[string]string{feedLabel: ""}
 		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
-		asked := time.Now()
+		// The pod may have run before the reply is here.
+		f.mu.Lock()
+		f.made++
+		f.open[p.Name] = time.Now()
+		f.mu.Unlock()
 		if _, err := cluster.Client.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{}); err != nil {
+			f.mu.Lock()
+			delete(f.open, p.Name)
+			f.mu.Unlock()
 			if ctx.Err() == nil {
 				f.t.Errorf("create pod %s: %v", p.Name, err)
 			}
-			continue
 		}
-		f.mu.Lock()
-		f.made++
-		f.open[p.Name] = asked
-		f.mu.Unlock()
 	}
 }
 
@@ -290,7 +292,9 @@ func TestAgentAway(t *testing.T) {
 	f := startFeed(t)
 	f.passed(5)
 	back := agentAway(t)
-	create(t, pod("waits", container("app", share{"gpu": "1", "gpumem": "5000"})))
+	// One that names a slot is turned away by kube-scheduler itself as soon as
+	// the kubelet has counted none, so this one names its share alone.
+	create(t, pod("waits", container("app", share{"gpumem": "5000"})))
 	f.passed(15)
 	eventually(t, "the pods to wait with a sentence", func(ctx context.Context) string {
 		p := get(ctx, t, "waits")
