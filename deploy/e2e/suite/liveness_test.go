@@ -153,7 +153,7 @@ func startFeed(t *testing.T) *feed {
 		cancel()
 		stop()
 		f.done.Wait()
-		if err := cluster.Client.CoreV1().Pods(ns).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: feedLabel}); err != nil {
+		if err := cluster.Client.CoreV1().Pods(ns).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: feedLabel + "=" + f.run}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -177,7 +177,7 @@ func (f *feed) create(ctx context.Context) {
 			continue
 		}
 		p := pod(fmt.Sprintf("feed-%s-%04d", f.run, n), container("app", share{"gpu": "1", "gpumem": "1000"}))
-		p.Labels = map[string]string{feedLabel: ""}
+		p.Labels = map[string]string{feedLabel: f.run}
 		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 		// The pod may have run before the reply is here.
 		f.mu.Lock()
@@ -198,7 +198,7 @@ func (f *feed) create(ctx context.Context) {
 // collect looks at the pods and deletes those that have come to something.
 func (f *feed) collect(ctx context.Context) {
 	for ctx.Err() == nil {
-		list, err := cluster.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: feedLabel})
+		list, err := cluster.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: feedLabel + "=" + f.run})
 		if err == nil {
 			for _, p := range list.Items {
 				f.look(ctx, &p)
@@ -251,7 +251,7 @@ func (f *feed) end() []rejection {
 	f.t.Helper()
 	f.cancel()
 	eventually(f.t, "all pods of the feed to have run", func(ctx context.Context) string {
-		list, err := cluster.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: feedLabel})
+		list, err := cluster.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: feedLabel + "=" + f.run})
 		if err != nil {
 			return err.Error()
 		}
