@@ -302,6 +302,7 @@ func gated(t *testing.T, name string, s share) (open func()) {
 // doesn't restart them: with the validator they wait for the hook.
 func TestNothingStartsUnadjustedWhereTheRuntimeValidates(t *testing.T) {
 	withValidator(t)
+	withoutWebhook(t) // it would have the pod ask for a slot, and so meet the plugin
 	open := gated(t, "waits", share{"gpumem": "3000"})
 	create(t, pod("plain", container("app", nil)))
 	running(t, "plain")
@@ -319,8 +320,10 @@ func TestNothingStartsUnadjustedWhereTheRuntimeValidates(t *testing.T) {
 		}
 		return fmt.Sprintf("%+v", p.Status.ContainerStatuses)
 	})
-	// Pods that ask for nothing aren't held.
-	create(t, pod("plain-2", container("app", nil)))
+	// Pods that ask for nothing aren't held, once they are on the node.
+	plain := pod("plain-2", container("app", nil))
+	plain.Spec.Tolerations = []corev1.Toleration{{Key: api.TaintHookDown, Operator: corev1.TolerationOpExists}}
+	create(t, plain)
 	running(t, "plain-2")
 	up()
 	running(t, "waits")
@@ -334,6 +337,7 @@ func TestNothingStartsUnadjustedWhereTheRuntimeValidates(t *testing.T) {
 // keeps such a container from starting, so it is stopped, and its pod says why
 // it failed. A job on the CPU by mistake would be worse.
 func TestWhatStartedUnadjustedIsStopped(t *testing.T) {
+	withoutWebhook(t)
 	open := gated(t, "too-early", share{"gpumem": "3000"})
 	up := agentDown(t)
 	open()

@@ -190,10 +190,10 @@ func TestTheCAIsPutBack(t *testing.T) {
 	webhookServes(t)
 }
 
-// TestWithoutTheWebhook: share-10. Pods are let through as they are, and the filter
-// and the node treat them as any other; the policies say what they always say.
-func TestWithoutTheWebhook(t *testing.T) {
-	webhookServes(t)
+// withoutWebhook points the webhook at nothing, until the test's end: pods are
+// made as they were written.
+func withoutWebhook(t *testing.T) {
+	t.Helper()
 	configurations := cluster.Client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	point := func(service string) {
 		t.Helper()
@@ -230,6 +230,13 @@ func TestWithoutTheWebhook(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// TestWithoutTheWebhook: share-10. Pods are let through as they are, and the filter
+// and the node treat them as any other; the policies say what they always say.
+func TestWithoutTheWebhook(t *testing.T) {
+	webhookServes(t)
+	withoutWebhook(t)
 	create(t, pod("unchanged", container("app", share{"gpumem": "3Gi"})))
 	if g := grant(t, running(t, "unchanged")); g.Containers["app"][0].MemMiB != 3072 {
 		t.Errorf("granted %+v", g)
