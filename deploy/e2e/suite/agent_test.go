@@ -288,7 +288,7 @@ func gated(t *testing.T, name string, s share) (open func()) {
 				return ""
 			}
 		}
-		return unscheduled(get(ctx, t, name))
+		return "it isn't there; " + unscheduled(get(ctx, t, name))
 	})
 	return func() {
 		if r := shell(t, name, "gate", "touch", "/gate/open"); r.code != 0 {

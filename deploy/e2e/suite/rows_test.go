@@ -386,9 +386,15 @@ ls /run | wc -l
 // rebooted takes the node's power away. Pods that may be restarted are, in
 // their own shares.
 func rebooted(ctx context.Context) (string, error) {
+	// A pod without a slot, which no kubelet without a plugin turns away. The
+	// webhook would give it one.
 	keep := idle("keep", share{"gpumem": "5000"})
 	keep.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	if _, err := post(ctx, keep); err != nil {
+	show, err := hideWebhook(ctx)
+	if err == nil {
+		_, err = post(ctx, keep)
+	}
+	if err := errors.Join(err, show()); err != nil {
 		return "", err
 	}
 	one := int32(1)

@@ -3,6 +3,7 @@ package suite
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -190,46 +191,51 @@ func TestTheCAIsPutBack(t *testing.T) {
 	webhookServes(t)
 }
 
-// withoutWebhook points the webhook at nothing, until the test's end: pods are
-// made as they were written.
-func withoutWebhook(t *testing.T) {
-	t.Helper()
+// pointWebhook says at which Service the API server looks for the webhook.
+func pointWebhook(ctx context.Context, service string) error {
 	configurations := cluster.Client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	point := func(service string) {
-		t.Helper()
-		eventually(t, "the webhook to be at "+service, func(ctx context.Context) string {
-			c, err := configurations.Get(ctx, webhookName, metav1.GetOptions{})
-			if err == nil {
-				c.Webhooks[0].ClientConfig.Service.Name = service
-				_, err = configurations.Update(ctx, c, metav1.UpdateOptions{})
-			}
+	return await(ctx, "the webhook to be at "+service, func(ctx context.Context) error {
+		c, err := configurations.Get(ctx, webhookName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c.Webhooks[0].ClientConfig.Service.Name = service
+		_, err = configurations.Update(ctx, c, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// hideWebhook points the webhook at nothing, until the returned function is
+// called: pods are made as they were written.
+func hideWebhook(ctx context.Context) (show func() error, err error) {
+	show = func() error { return pointWebhook(context.WithoutCancel(ctx), "carve-webhook") }
+	if err = pointWebhook(ctx, "nobody-there"); err == nil {
+		err = await(ctx, "pods to be let through as they are", func(ctx context.Context) error {
+			p, err := dryRun(ctx, cluster.Client, pod("asked", container("app", share{"gpumem": "1Gi"})))
 			if err != nil {
-				return err.Error()
+				return err
 			}
-			return ""
+			if q := p.Spec.Containers[0].Resources.Limits[api.ResourceMemory]; q.String() != "1Gi" {
+				return errors.New("memory became " + q.String())
+			}
+			return nil
 		})
 	}
+	return show, err
+}
+
+// withoutWebhook hides the webhook until the test's end.
+func withoutWebhook(t *testing.T) {
+	t.Helper()
+	show, err := hideWebhook(t.Context())
 	t.Cleanup(func() {
-		c, err := configurations.Get(context.Background(), webhookName, metav1.GetOptions{})
-		if err == nil {
-			c.Webhooks[0].ClientConfig.Service.Name = "carve-webhook"
-			_, err = configurations.Update(context.Background(), c, metav1.UpdateOptions{})
-		}
-		if err != nil {
+		if err := show(); err != nil {
 			t.Errorf("bring the webhook back: %v", err)
 		}
 	})
-	point("nobody-there")
-	eventually(t, "pods to be let through as they are", func(ctx context.Context) string {
-		p, err := dryRun(ctx, cluster.Client, pod("asked", container("app", share{"gpumem": "1Gi"})))
-		if err != nil {
-			return err.Error()
-		}
-		if q := p.Spec.Containers[0].Resources.Limits[api.ResourceMemory]; q.String() != "1Gi" {
-			return "memory became " + q.String()
-		}
-		return ""
-	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestWithoutTheWebhook: share-10. Pods are let through as they are, and the filter
