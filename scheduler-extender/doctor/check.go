@@ -2,7 +2,8 @@ package doctor
 
 import (
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/carve-gpu/carve/api"
@@ -16,6 +17,11 @@ func Check(f Facts) []api.Finding {
 		nodes, strays, versions, doubleServing, hamiNodes, hamiWebhook, runtimeClasses, privileged,
 	} {
 		out = append(out, check(f)...)
+	}
+	// Where nothing could be looked at, nothing is known to be well.
+	if len(out) > 0 && !slices.ContainsFunc(out, func(x api.Finding) bool { return x.Check != checkAccess }) {
+		last := &out[len(out)-1]
+		last.Level, last.Why = api.LevelFail, "nothing at all could be checked: whether carve works is not known"
 	}
 	return out
 }
@@ -43,18 +49,43 @@ func (f Facts) unread(what ...string) bool {
 	return false
 }
 
+const checkAccess = "access"
+
+// access tells what couldn't be read: in one finding what may not be, and each
+// of the rest by itself.
 func access(f Facts) []api.Finding {
 	var out []api.Finding
-	keys := make([]string, 0, len(f.Unread))
-	for k := range f.Unread {
-		keys = append(keys, k)
+	for _, k := range slices.Sorted(maps.Keys(f.Unread)) {
+		if !f.Forbidden[k] {
+			out = append(out, warn(checkAccess, k, "it can't be read: "+f.Unread[k], "what depends on it wasn't looked at",
+				"see whether the API server is well and carve is installed")...)
+		}
 	}
-	sort.Strings(keys)
-	for _, k := range keys {
-		out = append(out, warn("access", k, "it can't be read: "+f.Unread[k], "what depends on it wasn't looked at",
-			"run doctor with more rights, or see whether carve is installed")...)
+	if hidden := f.forbidden(); len(hidden) > 0 {
+		out = append(out, warn(checkAccess, "cluster", "you may not read "+strings.Join(hidden, ", "), "what depends on them wasn't looked at",
+			"have the ClusterRole carve-viewer bound to you (deploy/manifests/people-rbac.yaml), which reads nodes, pods and GPUNodes; for the rest run doctor as the cluster's administrator")...)
 	}
 	return out
+}
+
+// forbidden lists what may not be read: of the objects that carve installs the
+// kinds, where that holds for all of a kind.
+func (f Facts) forbidden() []string {
+	hidden, all := map[string]int{}, map[string]int{}
+	for _, o := range f.Expected {
+		all[o.Kind]++
+		if f.Forbidden[o.Key()] {
+			hidden[o.Kind]++
+		}
+	}
+	out := map[string]bool{}
+	for k := range f.Forbidden {
+		if kind, _, _ := strings.Cut(k, "/"); hidden[kind] > 0 && hidden[kind] == all[kind] {
+			k = kind
+		}
+		out[k] = true
+	}
+	return slices.Sorted(maps.Keys(out))
 }
 
 // installed compares what is there with what this version installs.

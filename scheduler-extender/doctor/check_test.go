@@ -305,6 +305,34 @@ func TestPlantedFaultIsFound(t *testing.T) {
 	}
 }
 
+// Whoever may read nothing is told so once, and not that all is well.
+func TestNoRightsAtAll(t *testing.T) {
+	f := healthy(t)
+	blind := Facts{Namespace: f.Namespace, Version: f.Version, Now: f.Now, Expected: f.Expected, Unread: map[string]string{}, Forbidden: map[string]bool{}}
+	keys := []string{readNodes, readReports, readPods, readDeployment, readSecret, readWebhooks, readClasses, readNamespaces}
+	for _, o := range f.Expected {
+		keys = append(keys, o.Key())
+	}
+	for _, k := range keys {
+		blind.Unread[k], blind.Forbidden[k] = "unknown", true
+	}
+	all := Check(blind)
+	if len(all) != 1 || api.Worst(all) != api.LevelFail {
+		t.Fatalf("%d findings, the worst is %s: %+v", len(all), api.Worst(all), all)
+	}
+	for _, want := range []string{"you may not read", "ClusterRole,", "nodes, pods", "carve-viewer"} {
+		if text := all[0].What + " " + all[0].Do; !strings.Contains(text, want) {
+			t.Errorf("no %q in %q", want, text)
+		}
+	}
+	// One that may be read is enough for no failure.
+	delete(blind.Unread, readClasses)
+	delete(blind.Forbidden, readClasses)
+	if w := api.Worst(Check(blind)); w != api.LevelWarn {
+		t.Errorf("with something read, the worst is %s", w)
+	}
+}
+
 func TestRightThings(t *testing.T) {
 	f := healthy(t)
 	f.SchedulerConfigPath, f.SchedulerConfig = "/s.yaml", entry(t)

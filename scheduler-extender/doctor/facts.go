@@ -31,6 +31,8 @@ type Facts struct {
 	Now                time.Time
 	// Unread says, for what couldn't be read, why.
 	Unread map[string]string
+	// Forbidden are those of Unread that whoever looks may not read.
+	Forbidden map[string]bool
 	// Expected are the objects that this version installs and that doctor
 	// compares; Actual are those of the cluster by Object.Key.
 	Expected []Object

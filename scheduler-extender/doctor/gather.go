@@ -39,12 +39,15 @@ type Config struct {
 func Gather(ctx context.Context, c Config) Facts {
 	f := Facts{
 		Namespace: c.Namespace, Version: c.Version, Now: c.Now, Expected: c.Expected,
-		Unread: map[string]string{}, Actual: map[string]map[string]any{},
+		Unread: map[string]string{}, Forbidden: map[string]bool{}, Actual: map[string]map[string]any{},
 		SchedulerConfig: c.SchedulerConfig, SchedulerConfigPath: c.SchedulerConfigPath,
 	}
 	note := func(what string, err error) bool {
 		if err != nil {
 			f.Unread[what] = err.Error()
+		}
+		if apierrors.IsForbidden(err) {
+			f.Forbidden[what] = true
 		}
 		return err == nil
 	}
