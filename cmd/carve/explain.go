@@ -163,7 +163,10 @@ func printExplained(w io.Writer, r explain.Report, now time.Time, all bool) erro
 	}
 	if s := r.Scheduler; s != nil {
 		said := "nothing yet"
-		if s.Message != "" {
+		switch {
+		case s.Message != "" && strings.Contains(r.Summary, s.Message):
+			said = fmt.Sprintf("%s (%s ago), see below", s.Reason, ago(*s.Since))
+		case s.Message != "":
 			said = fmt.Sprintf("%s (%s ago): %s", s.Reason, ago(*s.Since), s.Message)
 		}
 		fmt.Fprintf(t, "Scheduler:\t%s: %s\n", s.Name, said)
@@ -188,7 +191,7 @@ func printExplained(w io.Writer, r explain.Report, now time.Time, all bool) erro
 	if r.NodeBlocked != "" && r.Verdict != explain.NotPrepared {
 		fmt.Fprintf(&b, "Its node takes nothing new: %s\n", r.NodeBlocked)
 	}
-	printExplainedSlices(&b, r.Slices)
+	printExplainedSlices(&b, r.Slices, r.ReportsHidden)
 	printNodes(&b, r.Nodes, all)
 	if len(r.Events) > 0 {
 		b.WriteString("\nEvents about cards:\n")
@@ -210,7 +213,7 @@ func printExplained(w io.Writer, r explain.Report, now time.Time, all bool) erro
 	return err
 }
 
-func printExplainedSlices(b *strings.Builder, all []explain.Slice) {
+func printExplainedSlices(b *strings.Builder, all []explain.Slice, hidden bool) {
 	if len(all) == 0 {
 		return
 	}
@@ -227,7 +230,12 @@ func printExplainedSlices(b *strings.Builder, all []explain.Slice) {
 		} else if s.Cores > 0 {
 			cores = fmt.Sprintf("%d%%", s.Cores)
 		}
-		if s.State != "" {
+		switch {
+		case s.Ended:
+			state = "ended"
+		case s.State == "" && hidden:
+			state = "not shown (you may not read GPUNodes)"
+		case s.State != "":
 			state = fmt.Sprintf("%s, generation %d", s.State, s.Generation)
 		}
 		if s.Drift != "" {
@@ -260,8 +268,11 @@ func printNodes(b *strings.Builder, all []explain.Node, every bool) {
 		}
 		for _, c := range n.Cards {
 			verdict := "fits"
-			if !c.Fits {
+			switch {
+			case !c.Fits:
 				verdict = c.Message
+			case !n.Fits && n.OfNode:
+				verdict = "has room"
 			}
 			fmt.Fprintf(b, "  card %d (%s, %s): %s", c.Index, c.UUID, strings.TrimPrefix(c.Model, "NVIDIA "), verdict)
 			if c.Missing > 0 {

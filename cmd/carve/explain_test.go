@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -205,7 +206,7 @@ func TestExplainTexts(t *testing.T) {
 			w.reports[0].Spec.CordonReasons = map[string]v1alpha1.CordonReason{"GPU-a": "ECC errors"}
 			w.card("n2", "GPU-b").Health = v1alpha1.Health{State: v1alpha1.Lost, Reason: "it fell off the bus"}
 		}},
-		{"the hook is down on one node and the agent on the other", share, explain.NoRoom, func(w *world) {
+		{"the hook is down on one node and the agent on the other", share, explain.HookDown, func(w *world) {
 			w.reports[0].Status.HookConnectedSince = nil
 			for _, p := range w.pods {
 				if p.Spec.NodeName == "n1" && p.Namespace == api.Namespace {
@@ -213,8 +214,31 @@ func TestExplainTexts(t *testing.T) {
 				}
 			}
 		}},
-		{"no agent was ever there", share, explain.NoRoom, func(w *world) {
+		{"no agent was ever there", share, explain.AgentDown, func(w *world) {
 			w.pods, w.reports = nil, nil
+		}},
+		{"the agent is down where there is room", share, explain.AgentDown, func(w *world) {
+			w.pods = slices.DeleteFunc(w.pods, func(p *corev1.Pod) bool { return p.Namespace == api.Namespace })
+		}},
+		{"the cards with room are cordoned", map[string]string{"gpumem": "50000"}, explain.Cordoned, func(w *world) {
+			for _, n := range w.reports {
+				n.Spec.CordonedCards = []string{"GPU-a", "GPU-b"}
+				n.Spec.CordonReasons = map[string]v1alpha1.CordonReason{"GPU-a": "ECC errors"}
+			}
+		}},
+		{"an agent is away, for a reader who sees no pods of others", share, explain.AgentDown, func(w *world) {
+			full(w)
+			w.card("n2", "GPU-b").Slices = nil
+			w.nodes[0].Spec.Taints = []corev1.Taint{{Key: api.TaintHookDown, Effect: corev1.TaintEffectNoSchedule}}
+			w.forbidden = map[string]bool{"pods": true}
+		}},
+		{"an amount of zero", map[string]string{"gpumem": "0"}, explain.NoRequest, nil},
+		{"an init container that has ended", share, explain.Running, func(w *world) {
+			w.pod.Spec.InitContainers = []corev1.Container{*w.pod.Spec.Containers[0].DeepCopy()}
+			w.pod.Spec.InitContainers[0].Name = "load"
+			w.pod.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "load", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed"}}}}
+			w.granted(t, "n1", func(g *api.Grant) { g.Containers["load"] = g.Containers["app"] }, v1alpha1.Active)
+			w.pod.Status.Phase = corev1.PodRunning
 		}},
 		{"it waits for nothing of ours", share, explain.WaitsForOther, func(w *world) { w.says("0/2 nodes are available: 2 Insufficient cpu.") }},
 		{"Kubernetes keeps it off the nodes with room", share, explain.WaitsForOther, func(w *world) {

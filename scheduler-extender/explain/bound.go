@@ -29,6 +29,8 @@ type Slice struct {
 	Cores  int   `json:"cores,omitempty"`
 	// State is prepared or active, or empty while the node reports nothing.
 	State string `json:"state,omitempty"`
+	// Ended is true of a container that has ended and has no slice any more.
+	Ended bool `json:"ended,omitempty"`
 	// Generation is the one in force.
 	Generation int32 `json:"generation,omitempty"`
 	// Drift says how the report differs from the grant.
@@ -63,7 +65,7 @@ func (r *Report) bound(in Inputs, request api.Request, granted bool) {
 		return
 	}
 	r.Generation = g.Generation
-	r.Slices = slicesOf(p, g, report)
+	r.Slices, r.ReportsHidden = slicesOf(p, g, report), in.ReportsHidden
 	if report == nil {
 		why := "GPUNodes can't be read"
 		if !in.ReportsHidden {
@@ -184,10 +186,16 @@ func slicesOf(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) []Slice {
 		for _, cg := range g.Containers[spec.Name] {
 			s := Slice{Container: spec.Name, Card: cg.Card, Mode: string(cg.Mode), MemMiB: cg.MemMiB, Cores: cg.Cores, init: spec.Kind == api.Init}
 			s.compare(p, g, report)
+			s.Ended = s.init && s.State == "" && hasEnded(p, s.Container)
 			out = append(out, s)
 		}
 	}
 	return out
+}
+
+// hasEnded reports whether an init container is done.
+func hasEnded(p *corev1.Pod, name string) bool {
+	return slices.ContainsFunc(p.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == name && s.State.Terminated != nil })
 }
 
 func (s *Slice) compare(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) {

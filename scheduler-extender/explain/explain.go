@@ -1,8 +1,10 @@
 package explain
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +12,7 @@ import (
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
 	"github.com/carve-gpu/carve/scheduler-extender/score"
 )
@@ -37,6 +40,10 @@ const (
 	Gated         Verdict = "gated"           // its scheduling gates hold it back
 	NoManagedNode Verdict = "no-managed-node" // there is no node that carve manages
 	NoRoom        Verdict = "no-room"         // no card fits as of now
+	HookDown      Verdict = "hook-down"       // a card is free; its node's hook has no link to the runtime
+	AgentDown     Verdict = "agent-down"      // a card is free, or unknown; its node's agent is down
+	NoReport      Verdict = "no-report"       // the agents have not reported any cards yet
+	Cordoned      Verdict = "cordoned"        // cards that have room are cordoned
 	Never         Verdict = "never"           // no card will ever fit
 	WaitsForOther Verdict = "waits-for-other" // a card fits; something else keeps it pending
 	NotLookedAt   Verdict = "not-looked-at"   // a card fits; its scheduler has said nothing yet
@@ -72,8 +79,10 @@ type Report struct {
 	NodeBlocked string  `json:"nodeBlocked,omitempty"`
 	Generation  int     `json:"generation,omitempty"` // of its grant
 	Slices      []Slice `json:"slices,omitempty"`
-	Resize      *Resize `json:"resize,omitempty"`
-	Events      []Event `json:"events,omitempty"`
+	// ReportsHidden is true where what nodes report may not be read.
+	ReportsHidden bool    `json:"reportsHidden,omitempty"`
+	Resize        *Resize `json:"resize,omitempty"`
+	Events        []Event `json:"events,omitempty"`
 	// Missing says what couldn't be looked at.
 	Missing []string `json:"missing,omitempty"`
 }
@@ -114,6 +123,9 @@ type Node struct {
 	// Kubernetes is what keeps the pod off the node apart from cards.
 	Kubernetes string `json:"kubernetes,omitempty"`
 	Cards      []Card `json:"cards"`
+
+	otherwise bool // it fits but for the node's block and cordoned cards
+	awayTaint bool // Kubernetes is the taint of an agent or hook that is away
 }
 
 // Card is what one card says.
@@ -169,7 +181,7 @@ func Explain(in Inputs) Report {
 	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 		r.ended(in)
 	case err == nil && request.Empty() && !granted:
-		r.say(NoRequest, "It asks for nothing that carve hands out (nvidia.com/gpu, gpumem, gpumem-percentage, gpucores in its containers' limits), so carve has no part in where it runs.")
+		r.say(NoRequest, "It asks for no card. Of what carve hands out (nvidia.com/gpu, gpumem, gpumem-percentage, gpucores) its containers' limits name nothing, or 0, so carve has no part in where it runs.")
 	case err != nil && p.Spec.NodeName == "":
 		r.scheduler(p)
 		r.say(Invalid, fmt.Sprintf("Its request can't be served: %s. Limits of a pod can't be changed: make it anew.", err))
@@ -251,23 +263,61 @@ func (r *Report) verdict(open string, request api.Request) {
 
 // refused sums up where no node is open.
 func (r *Report) refused() {
-	never := true
+	never, full := true, false
 	kept, fits := 0, ""
-	for _, n := range r.Nodes {
-		if n.Fits {
+	var away, otherwise *Node
+	for i := range r.Nodes {
+		n := &r.Nodes[i]
+		switch {
+		case n.awayTaint:
+			away = cmp.Or(away, n)
+		case n.Fits:
 			kept++
 			fits = n.Name + " (" + n.Kubernetes + ")"
+		case n.otherwise:
+			otherwise = cmp.Or(otherwise, n)
 		}
 		never = never && n.Never
+		full = full || !n.Fits && !n.Never && !n.OfNode && !n.otherwise
 	}
-	switch nearest := r.Nodes[0]; {
+	switch nearest := &r.Nodes[0]; {
 	case kept > 0:
 		r.say(WaitsForOther, fmt.Sprintf("Cards for it are free, on nodes that Kubernetes keeps it off: %s.", fits))
+	case away != nil:
+		r.say(AgentDown, fmt.Sprintf("A card for it is free on %s, but carve's agent or hook there is away (the node has the taint carve.dev/hook-down, which goes when they are back).", away.Name))
+	case otherwise != nil && !full:
+		r.say(otherwise.but())
+	case nearest.blocked() != "" && len(nearest.Cards) == 0:
+		r.say(nearest.blocked(), "No node can take it. The nearest: "+nearest.Message)
 	case never:
 		r.say(Never, "No card that is there can ever serve it. Nearest miss: "+nearest.Message)
 	default:
 		r.say(NoRoom, "No card has room for it as of now. Nearest miss: "+nearest.Message)
+		if otherwise != nil {
+			_, but := otherwise.but()
+			r.Summary += ". Besides: " + but
+		}
 	}
+}
+
+// blocked is the verdict of a node that takes nothing, whatever its cards say.
+func (n *Node) blocked() Verdict {
+	return map[fit.Reason]Verdict{fit.ReasonHookDown: HookDown, fit.ReasonAgentDown: AgentDown, fit.ReasonNoReport: NoReport}[fit.Reason(n.Reason)]
+}
+
+// but says why a node with room doesn't take the pod.
+func (n *Node) but() (Verdict, string) {
+	if v := n.blocked(); v != "" {
+		return v, fmt.Sprintf("A card for it is free on %s, but %s", n.Name, strings.TrimPrefix(n.Message, n.Name+": "))
+	}
+	var names, indexes []string
+	for _, c := range n.Cards {
+		if c.Reason == string(fit.ReasonCordoned) {
+			names = append(names, fmt.Sprintf("card %d: %s", c.Index, c.Message))
+			indexes = append(indexes, fmt.Sprint(c.Index))
+		}
+	}
+	return Cordoned, fmt.Sprintf("It would fit on %s if cards weren't cordoned there (%s); carve uncordon %s %s puts them back.", n.Name, strings.Join(names, ", "), n.Name, strings.Join(indexes, " "))
 }
 
 func (r *Report) heard() string {

@@ -88,7 +88,8 @@ func (r *Report) scheduler(p *corev1.Pod) {
 
 // node puts a judgement into words.
 func node(j place.Judgement, object *corev1.Node, p *corev1.Pod) Node {
-	n := Node{Name: j.Node, Fits: j.Refusal == nil, Message: j.Message, Kubernetes: keptOff(p, object), Cards: []Card{}}
+	n := Node{Name: j.Node, Fits: j.Refusal == nil, Message: j.Message, Kubernetes: keptOff(p, object), Cards: []Card{}, otherwise: j.Otherwise}
+	n.awayTaint = n.Fits && strings.Contains(n.Kubernetes, " "+api.TaintHookDown+":")
 	if !n.Fits {
 		n.Reason, n.Never, n.OfNode = string(j.Refusal.Reason), j.Refusal.Never, j.Refusal.Card < 0
 	}

@@ -19,7 +19,10 @@ type Judgement struct {
 	Place   fit.Placement
 	// Message is the refusal as a pending pod's reason has it.
 	Message string
-	Cards   []CardJudgement
+	// Otherwise is true of a refused node where the pod would fit if nothing
+	// blocked the node and none of its cards were cordoned.
+	Otherwise bool
+	Cards     []CardJudgement
 }
 
 // CardJudgement is what one card says to the container that its node refuses,
@@ -59,6 +62,10 @@ func Judge(l *ledger.Ledger, r api.Request, policy score.Policy) ([]Judgement, *
 				held = Names(l.Holders(n, snap.View.Cards[j.Refusal.Card].UUID))
 			}
 			j.Message = clip(j.Refusal.Message(&snap.View, ask, held))
+			if free := snap.View; unblock(&free) {
+				_, left := fit.Fit(&free, ask, policy.Card)
+				j.Otherwise = left == nil
+			}
 		}
 		for i, c := range snap.View.Cards {
 			j.Cards = append(j.Cards, CardJudgement{c, ask.Miss(&snap.View, i, ci), Names(l.Holders(n, c.UUID))})
@@ -83,4 +90,17 @@ func Judge(l *ledger.Ledger, r api.Request, policy score.Policy) ([]Judgement, *
 		return strings.Compare(a.Node, b.Node)
 	})
 	return out, nil
+}
+
+// unblock takes away what people and agents hold against a node, in a copy, and
+// reports whether there was any.
+func unblock(v *fit.Node) bool {
+	was := v.Blocked != ""
+	v.Blocked, v.Cards = "", slices.Clone(v.Cards)
+	for i := range v.Cards {
+		if v.Cards[i].Blocked == fit.ReasonCordoned {
+			v.Cards[i].Blocked, was = "", true
+		}
+	}
+	return was
 }

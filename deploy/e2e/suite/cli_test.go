@@ -248,7 +248,7 @@ func TestCordonedCardsTakeNothingNew(t *testing.T) {
 	create(t, pod("co-b", container("app", share{"gpumem": "8000"})))
 	eventually(t, "co-b to be refused for the cordon", func(context.Context) string {
 		e := plugin(t, "explain", "pod", "co-b", "-n", ns)
-		if !strings.Contains(e.stdout, "the card is cordoned (a test)") || !strings.Contains(e.stdout, "no-room") {
+		if !strings.Contains(e.stdout, "the card is cordoned (a test)") || !strings.Contains(e.stdout, "Verdict:    cordoned") {
 			return e.stdout + e.stderr
 		}
 		return ""
