@@ -58,7 +58,7 @@ reported. Whoever may not list Nodes gets the table without that, and a note.`,
 		Example: `  carve cards
   carve cards --node n1
   carve cards -o json | jq '.[] | select(.freeMiB > 16000) | .uuid'`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutputFormat(cmd, format); err != nil {
 				return err
@@ -80,10 +80,10 @@ reported. Whoever may not list Nodes gets the table without that, and a note.`,
 			}
 			list, err := client.List(cmd.Context(), options)
 			if err != nil {
-				return fmt.Errorf("list GPUNodes: %w (is carve installed in this cluster?)", err)
+				return fmt.Errorf("list GPUNodes: %w", hinted(err))
 			}
 			if node != "" && len(list.Items) == 0 {
-				return fmt.Errorf("node %s reports no cards: is it labelled carve.dev/managed=true, and does its carve-node pod run?", node)
+				return errNoCards(node)
 			}
 			cards := viewCards(list.Items)
 			switch managed, err := managedNodes(cmd.Context(), kube, options); {

@@ -96,6 +96,10 @@ func TestExitCodes(t *testing.T) {
 		"an unknown command":      {[]string{"no-such"}, exitUsage},
 		"no cluster to be found":  {[]string{"cards", "--kubeconfig", "testdata/none"}, exitFailed},
 		"completion for a shell":  {[]string{"completion", "bash"}, 0},
+		"a shell nobody knows":    {[]string{"completion", "foo"}, exitUsage},
+		"a reason of two lines":   {[]string{"cordon", "n1", "--reason", "a\nb", "--kubeconfig", "testdata/none"}, exitUsage},
+		"a reason that steers":    {[]string{"cordon", "n1", "--reason", "a\x1b[2J", "--kubeconfig", "testdata/none"}, exitUsage},
+		"a reason in Chinese":     {[]string{"cordon", "n1", "--reason", "维修 4711", "--kubeconfig", "testdata/none"}, exitFailed},
 		"a node without its name": {[]string{"node"}, exitUsage},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,6 +44,9 @@ node's GPUNode. Cards that are out already stay so.`,
 			if len(reason) > maxReason {
 				return usagef(cmd, "--reason has %d bytes, allowed are %d", len(reason), maxReason)
 			}
+			if !utf8.ValidString(reason) || strings.ContainsFunc(reason, unprintable) {
+				return usagef(cmd, "--reason %q: allowed is one line without control characters", reason)
+			}
 			_, nodes, err := k.clients()
 			if err != nil {
 				return err
@@ -54,6 +59,12 @@ node's GPUNode. Cards that are out already stay so.`,
 	cmd.Flags().StringVar(&reason, "reason", "", "why, for those who look later")
 	addKubeFlags(cmd, &k, false)
 	return cmd
+}
+
+// unprintable reports characters that would end a line or steer the terminal of
+// those who look later.
+func unprintable(r rune) bool {
+	return unicode.IsControl(r) || unicode.In(r, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
 }
 
 func newUncordonCommand() *cobra.Command {
@@ -89,7 +100,7 @@ func changeCordon(ctx context.Context, w io.Writer, nodes *gpunodes.Client, node
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		n, err := nodes.Get(ctx, node)
 		if apierrors.IsNotFound(err) {
-			return fmt.Errorf("node %s reports no cards: is it labelled carve.dev/managed=true, and does its carve-node pod run?", node)
+			return errNoCards(node)
 		}
 		if err != nil {
 			return fmt.Errorf("read GPUNode %s: %w", node, err)

@@ -28,8 +28,17 @@ func newExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain",
 		Short: "Say why a pod is where it is, or nowhere",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			name, ok := podName(args[0])
+			if !ok {
+				name = "NAME"
+			}
+			return usagef(cmd, "unknown argument %q (did you mean %s pod %s?)", args[0], cmd.CommandPath(), name)
+		},
 	}
 	cmd.AddCommand(newExplainPodCommand())
 	return cmd
@@ -66,6 +75,10 @@ It reads and changes nothing.`,
 			if err := checkOutputFormat(cmd, format); err != nil {
 				return err
 			}
+			name, ok := podName(args[0])
+			if !ok {
+				return usagef(cmd, "%q: allowed are NAME and pod/NAME", args[0])
+			}
 			namespace, err := k.namespace()
 			if err != nil {
 				return err
@@ -74,7 +87,7 @@ It reads and changes nothing.`,
 			if err != nil {
 				return err
 			}
-			in, err := gather(cmd.Context(), kube, nodes, namespace, args[0], time.Now())
+			in, err := gather(cmd.Context(), kube, nodes, namespace, name, time.Now())
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -240,4 +241,29 @@ func (k *kubeFlags) completeCards(want func(v1alpha1.GPUNode, v1alpha1.Card) boo
 		}
 		return out, noFiles
 	}
+}
+
+// hinted adds to the error of reading GPUNodes what helps: nothing where the
+// API server just didn't answer.
+func hinted(err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%w (is carve installed in this cluster?)", err)
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("%w (the ClusterRole carve-viewer may)", err)
+	}
+	return err
+}
+
+func errNoCards(node string) error {
+	return fmt.Errorf("node %s reports no cards: is it labelled carve.dev/managed=true, and does its carve-node pod run?", node)
+}
+
+// noArgs refuses arguments of a command that shows nodes, and says how one is
+// named.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("unknown argument %q (did you mean %s --node %s?)", args[0], cmd.CommandPath(), args[0])
+	}
+	return nil
 }

@@ -53,19 +53,22 @@ type usage struct {
 	nodes []page.Node
 	// notes say what is missing and why, for people.
 	notes []string
+	// answered are the nodes whose agent did.
+	answered map[string]bool
 }
 
 // read asks the agent of each node, or of the named one. Where one doesn't
 // answer, or mustn't be asked, the node's report stands in, which has grants and
 // no use. It fails only where nothing at all can be told.
 func (l *live) read(ctx context.Context, node string) (usage, error) {
-	var u usage
+	u := usage{answered: map[string]bool{}}
 	options := metav1.ListOptions{}
 	if node != "" {
 		options.FieldSelector = "metadata.name=" + node
 	}
 	reports, reportErr := l.nodes.List(ctx, options)
 	if reportErr != nil {
+		reportErr = hinted(reportErr)
 		reports = &v1alpha1.GPUNodeList{}
 	}
 	options = metav1.ListOptions{LabelSelector: api.LabelName + "=" + api.AgentName}
@@ -96,6 +99,9 @@ func (l *live) read(ctx context.Context, node string) (usage, error) {
 	}
 	answers := l.askAll(ctx, byNode)
 
+	for name, a := range answers {
+		u.answered[name] = a.err == nil
+	}
 	missing := map[string][]string{} // nodes by what is wrong
 	seen := map[string]bool{}
 	for i := range reports.Items {
@@ -130,7 +136,7 @@ func (l *live) read(ctx context.Context, node string) (usage, error) {
 	slices.Sort(u.notes)
 	slices.SortFunc(u.nodes, func(a, b page.Node) int { return strings.Compare(a.Name, b.Name) })
 	if node != "" && len(u.nodes) == 0 && len(u.notes) == 0 {
-		return u, fmt.Errorf("node %s reports no cards: is it labelled carve.dev/managed=true, and does its carve-node pod run?", node)
+		return u, errNoCards(node)
 	}
 	return u, nil
 }

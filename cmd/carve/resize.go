@@ -125,7 +125,14 @@ share.`,
 		Example: `  carve resize pod/train --gpumem 12000
   carve resize pod/train -c app --gpumem +2Gi --gpucores 50
   carve resize train --gpumem -1Gi --timeout 10s -o json`,
-		Args: cobra.ExactArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 2 {
+				if name, ok := podName(args[0] + "/" + args[1]); ok {
+					return fmt.Errorf("a pod is one argument (did you mean %s pod/%s?)", cmd.CommandPath(), name)
+				}
+			}
+			return cobra.ExactArgs(1)(cmd, args)
+		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, noFiles
@@ -181,6 +188,8 @@ share.`,
 	f.StringVar(&o.cores, "gpucores", "", "percent of each card's compute, or a difference (+10)")
 	f.BoolVar(&o.wait, "wait", true, "wait until the node has it in force, or says why not")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "how long to wait")
+	// The error is impossible: the flag was added above.
+	_ = cmd.RegisterFlagCompletionFunc("container", k.completeContainers)
 	addKubeFlags(cmd, &k, true)
 	addOutputFlag(cmd, &o.format)
 	return cmd
@@ -214,6 +223,37 @@ func (k *kubeFlags) completeShares(cmd *cobra.Command) ([]cobra.Completion, cobr
 		}
 	}
 	return out, noFiles
+}
+
+// completeContainers completes the containers of the named pod that have a share.
+func (k *kubeFlags) completeContainers(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	ctx, cancel, kube, _, ok := k.completing(cmd)
+	defer cancel()
+	namespace, err := k.namespace()
+	if !ok || err != nil || len(args) == 0 {
+		return nil, noFiles
+	}
+	name, _ := podName(args[0])
+	p, err := kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, noFiles
+	}
+	return sharers(p), noFiles
+}
+
+// sharers are the containers of a pod that were granted shares.
+func sharers(p *corev1.Pod) []cobra.Completion {
+	g, err := api.DecodeGrant(p.Annotations[api.AnnotationGrant])
+	if err != nil {
+		return nil
+	}
+	var out []cobra.Completion
+	for _, name := range slices.Sorted(maps.Keys(g.Containers)) {
+		if slices.ContainsFunc(g.Containers[name], func(c api.CardGrant) bool { return c.Mode != api.ModeExclusive }) {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // resizer takes one resize from the request to the node's report.

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -212,5 +213,21 @@ func TestResizesThatFail(t *testing.T) {
 	s.forbidden = "gpunodes"
 	if stdout, stderr, err := resizeCommand(config, "pod/a", "--gpumem", "9000"); err != nil || !strings.Contains(stdout, "granted") || !strings.Contains(stderr, "can't be seen") {
 		t.Errorf("%v: %s %s", err, stdout, stderr)
+	}
+}
+
+func TestSharersAreCompleted(t *testing.T) {
+	v, err := api.Grant{Version: 1, UID: "u", Node: "n1", Generation: 1, Containers: map[string][]api.CardGrant{
+		"side": {{Card: "GPU-a", MemMiB: 1000, Mode: api.ModeVGPU}}, "app": {{Card: "GPU-a", MemMiB: 8000, Mode: api.ModeVGPU}}, "whole": {{Card: "GPU-b", Mode: api.ModeExclusive}},
+	}}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{api.AnnotationGrant: v}}}
+	if got := fmt.Sprint(sharers(p)); got != "[app side]" {
+		t.Errorf("completed are %s", got)
+	}
+	if got := sharers(&corev1.Pod{}); got != nil {
+		t.Errorf("without a grant: %v", got)
 	}
 }

@@ -84,8 +84,27 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 		newDoctorCommand(),
 	)
 	add("cluster", newNodeCommand(), newExtenderCommand())
+	addCompletion(root)
 	markUsageErrors(root)
 	return root
+}
+
+// addCompletion adds cobra's command and has it refuse shells that it doesn't
+// know, where cobra's own prints help and ends well.
+func addCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			return usagef(cmd, "unknown shell %q: allowed are bash, zsh, fish, powershell", args[0])
+		}
+	}
 }
 
 // markUsageErrors makes wrong arguments of all commands below usage errors, as

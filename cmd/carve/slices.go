@@ -43,7 +43,7 @@ report it, or with --local of the node that this runs on, with what is in use.
 		Example: `  carve slices
   carve slices --node n1 -o json
   carve slices --local`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutputFormat(cmd, format); err != nil {
 				return err
@@ -79,7 +79,10 @@ func clusterSlices(ctx context.Context, k *kubeFlags, node string) ([]sliceView,
 	}
 	list, err := client.List(ctx, options)
 	if err != nil {
-		return nil, fmt.Errorf("list GPUNodes: %w (is carve installed in this cluster?)", err)
+		return nil, fmt.Errorf("list GPUNodes: %w", hinted(err))
+	}
+	if node != "" && len(list.Items) == 0 {
+		return nil, errNoCards(node)
 	}
 	out := []sliceView{}
 	for _, c := range viewCards(list.Items) {

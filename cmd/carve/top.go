@@ -169,7 +169,10 @@ func tell(talk io.Writer, notes []string) {
 
 // topCard is one card as top prints it.
 type topCard struct {
-	Node string `json:"node"`
+	Node      string `json:"node"`
+	HookDown  bool   `json:"hookDown,omitempty"`
+	AgentDown bool   `json:"agentDown,omitempty"`
+	Unmanaged bool   `json:"unmanaged,omitempty"`
 	page.Card
 }
 
@@ -196,10 +199,25 @@ func (l *live) topCards(ctx context.Context, cmd *cobra.Command, o *topOptions, 
 	if err != nil {
 		return err
 	}
+	options := metav1.ListOptions{}
+	if o.node != "" {
+		options.FieldSelector = "metadata.name=" + o.node
+	}
+	managed, err := managedNodes(ctx, l.kube, options)
+	if err != nil {
+		u.notes = append(u.notes, "whether the nodes' agents are up isn't shown: "+err.Error())
+	}
 	cards := []topCard{}
 	for _, n := range u.nodes {
 		for _, c := range n.Cards {
-			cards = append(cards, topCard{n.Name, c})
+			t := topCard{Node: n.Name, HookDown: !n.HookUp, Card: c}
+			if err == nil {
+				tainted, known := managed[n.Name]
+				t.Unmanaged = !known
+				// An agent that has just answered is there, whatever the taint says yet.
+				t.AgentDown = tainted && n.HookUp && !u.answered[n.Name]
+			}
+			cards = append(cards, t)
 		}
 	}
 	if key := cardOrders[o.sortBy]; key != nil {
@@ -217,10 +235,7 @@ func printTopCards(w io.Writer, cards []topCard) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "NODE\tCARD\tMODEL\tUSED\tGRANTED\tFREE\tTOTAL\tCORES\tBUSY\tPOWER\tTEMP\tPROCS\tSTATE\tTENANTS")
 	for _, c := range cards {
-		state := c.Health
-		if c.Cordoned {
-			state += ", cordoned"
-		}
+		state := state(cardView{Health: c.Health, Cordoned: c.Cordoned, HookDown: c.HookDown, AgentDown: c.AgentDown, Unmanaged: c.Unmanaged})
 		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%d\t%d\t%d%%\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Node, c.Index, strings.TrimPrefix(c.Model, "NVIDIA "),
 			mebibytes(c.UsedBytes), c.GrantedBytes>>20, (c.MemoryBytes-min(c.GrantedBytes, c.MemoryBytes))>>20, c.MemoryBytes>>20, c.GrantedPercent,
 			rounded(c.UtilizationRatio, 100, "%"), rounded(c.PowerWatts, 1, " W"), rounded(c.TemperatureCelsius, 1, " °C"), count(c.Processes), state, listTenants(c.Holders))

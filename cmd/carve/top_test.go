@@ -28,6 +28,10 @@ func agentPod(node string) *corev1.Pod {
 		Spec: corev1.PodSpec{NodeName: node}}
 }
 
+func managedNode(name string, taints ...corev1.Taint) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{api.LabelManaged: "true"}}, Spec: corev1.NodeSpec{Taints: taints}}
+}
+
 // agentState is what the agent of n1 answers: the cards of gpuNodes with use.
 func agentState() page.State {
 	used, peak, refusals, processes, busy, watts, warm := uint64(3<<30+1), uint64(4<<30), uint64(7), 2, 0.424, 211.4, 54.0
@@ -47,7 +51,8 @@ func agentState() page.State {
 func liveRig(t *testing.T) (*live, *gpuNodeServer, *fake.Clientset) {
 	t.Helper()
 	server, nodes := cordonRig(t)
-	kube := fake.NewClientset(agentPod("n1"), agentPod("n2"))
+	kube := fake.NewClientset(agentPod("n1"), agentPod("n2"),
+		managedNode("n1"), managedNode("n2", corev1.Taint{Key: api.TaintHookDown, Effect: corev1.TaintEffectNoSchedule}))
 	l := newLive(kube, nodes)
 	l.ask = func(_ context.Context, p corev1.Pod) (page.State, error) {
 		if p.Spec.NodeName == "n1" {
@@ -195,6 +200,63 @@ func TestTopRefusesWhatMakesNoSense(t *testing.T) {
 	} {
 		if code := run(t.Context(), append(args, "--kubeconfig", "testdata/none")); code != exitUsage {
 			t.Errorf("carve %s exits with %d", strings.Join(args, " "), code)
+		}
+	}
+}
+
+// A report outlives its agent and its label: top says so, as cards does.
+func TestTopTellsWhoseAgentIsAway(t *testing.T) {
+	l, server, kube := liveRig(t)
+	since := metav1.NewTime(time.Unix(1_790_000_000, 0))
+	server.nodes["n2"].Status.HookConnectedSince = &since
+	show := func() string {
+		var out, talk bytes.Buffer
+		if err := l.topCards(t.Context(), newTopCommand(), &topOptions{format: "table"}, &out, &talk); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	if text := show(); strings.Count(text, "agent down") != 2 || strings.Contains(text, "not managed") {
+		t.Errorf("n2's agent is away, n1's has answered:\n%s", text)
+	}
+	if err := kube.Tracker().Delete(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", "n2"); err != nil {
+		t.Fatal(err)
+	}
+	if text := show(); strings.Count(text, "not managed") != 2 || strings.Contains(text, "agent down") {
+		t.Errorf("n2 isn't managed any more:\n%s", text)
+	}
+}
+
+func TestHints(t *testing.T) {
+	resource := schema.GroupResource{Group: "carve.dev", Resource: "gpunodes"}
+	for want, err := range map[string]error{
+		"is carve installed": apierrors.NewNotFound(resource, ""),
+		"carve-viewer":       apierrors.NewForbidden(resource, "", errors.New("not you")),
+		"":                   context.DeadlineExceeded,
+	} {
+		got := hinted(err).Error()
+		if want == "" && got != err.Error() || !strings.Contains(got, want) || !errors.Is(hinted(err), err) {
+			t.Errorf("%v becomes %q, want %q in it", err, got, want)
+		}
+	}
+}
+
+// A wrong argument says what was meant.
+func TestWrongArgumentsAreHelped(t *testing.T) {
+	for line, want := range map[string]string{
+		"explain pod/infer-b":            "explain pod infer-b?",
+		"explain infer-b":                "explain pod infer-b?",
+		"explain deploy/x":               "explain pod NAME?",
+		"resize pod infer-a --gpumem 10": "resize pod/infer-a?",
+		"cards node1":                    "cards --node node1?",
+		"slices node1":                   "slices --node node1?",
+	} {
+		root := newRootCommand()
+		root.SetArgs(strings.Fields(line))
+		err := root.ExecuteContext(t.Context())
+		var usage usageError
+		if !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", line, err)
 		}
 	}
 }
