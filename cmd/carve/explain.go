@@ -27,7 +27,7 @@ const fewNodes = 6
 func newExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain",
-		Short: "Say why a pod is where it is, or nowhere",
+		Short: "Say why a pod is pending, or what its node made of its grant",
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -50,8 +50,8 @@ func newExplainPodCommand() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "pod NAME",
-		Short: "Say why a pod is pending, or where it is and why",
-		Long: `Say why a pod is pending, or where it is and why.
+		Short: "Say why a pod is pending, or what its node made of its grant",
+		Long: `Say why a pod is pending, or what its node made of its grant.
 
 Of a pending pod: what it asks for as carve reads it, what its scheduler says,
 and node by node, card by card what is in the way, who holds it and how much is
