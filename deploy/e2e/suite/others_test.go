@@ -140,7 +140,7 @@ func TestNodesOfOthers(t *testing.T) {
 			eventually(t, "pod "+name+" to be bound", func(ctx context.Context) string {
 				p := get(ctx, t, name)
 				if p.Spec.NodeName == "" {
-					return unscheduled(p)
+					return "not yet; " + unscheduled(p)
 				}
 				if w := ours(p); p.Spec.NodeName != node || w != nil {
 					t.Fatalf("it is on %s and carries %v", p.Spec.NodeName, w)
