@@ -96,8 +96,10 @@ type tally struct {
 // reclaimLoop looks at the processes of all shares until ctx ends.
 func (a *Agent) reclaimLoop(ctx context.Context) {
 	r := &reaper{Agent: a, hostPID: map[owner]int{}, lastPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{}}
+	var dead map[string]bool
 	for {
 		wait := reclaimEvery
+		dead = a.endUnseen(procRoot, dead)
 		if r.look() {
 			wait = reclaimSoon
 		}
@@ -105,6 +107,36 @@ func (a *Agent) reclaimLoop(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// endUnseen ends containers whose first process is gone, though the runtime never
+// said so: one that exits while the runtime lists its containers to a new hook
+// can be on the list and its end told to nobody (seen with containerd 2.4, the
+// agent killed among a hundred starting containers). Normally the runtime's word
+// comes within milliseconds, so a container must have been dead at the look before,
+// too; endUnseen returns those that are dead at this one.
+func (a *Agent) endUnseen(proc string, before map[string]bool) map[string]bool {
+	a.mu.Lock()
+	pids := map[string]int{}
+	for id, u := range a.containers {
+		if u.hostPID != 0 {
+			pids[id] = u.hostPID
+		}
+	}
+	a.mu.Unlock()
+	dead := map[string]bool{}
+	for id, pid := range pids {
+		if _, err := os.Stat(filepath.Join(proc, strconv.Itoa(pid))); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if before[id] {
+			a.Log.Info("a container ended unseen", "id", id)
+			a.Exited(id)
+			continue
+		}
+		dead[id] = true
+	}
+	return dead
 }
 
 // look goes through all shares once and reports whether a charge waits to be

@@ -2,14 +2,17 @@ package agent
 
 import (
 	"encoding/binary"
+	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/vgpu/gpu"
@@ -313,4 +316,31 @@ func TestANeighboursCorpseDelaysNobody(t *testing.T) {
 		u, err := region.ReadUsage(usage, 1)
 		return err == nil && u.Total(0).UsedBytes == 0
 	})
+}
+
+// node-29: a container may exit while the runtime tells a new agent of it.
+func TestAContainerWhoseEndNobodyToldIsEnded(t *testing.T) {
+	proc := t.TempDir()
+	a := &Agent{Config: Config{Log: slog.New(slog.DiscardHandler)}, dirty: make(chan struct{}, 1),
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		containers: map[string]use{
+			"lives": {uid: "uid-1", container: "app", hostPID: 11, started: true, adjusted: true},
+			"dead":  {uid: "uid-1", container: "load", hostPID: 12, started: true, adjusted: true},
+			"new":   {uid: "uid-2", container: "app", adjusted: true}, // has no process yet
+		}}
+	t.Cleanup(a.queue.ShutDown)
+	if err := os.Mkdir(filepath.Join(proc, "11"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dead := a.endUnseen(proc, nil)
+	if len(a.containers) != 3 {
+		t.Errorf("%d containers after the first look: the runtime's word may be on its way", len(a.containers))
+	}
+	dead = a.endUnseen(proc, dead)
+	if _, there := a.containers["dead"]; there || len(a.containers) != 2 || len(dead) != 0 {
+		t.Errorf("left are %v, dead %v", a.containers, dead)
+	}
+	if n := a.queue.Len(); n != 1 {
+		t.Errorf("%d pods are looked at, want the one whose container ended", n)
+	}
 }
