@@ -88,7 +88,7 @@ func TestAnAgentIsAskedInPerson(t *testing.T) {
 	// Its successor listens at the same place.
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		t.Skipf("the port was taken meanwhile: %v", err)
+		t.Fatalf("listen where the agent did: %v", err)
 	}
 	next := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}}
 	next.Start()

@@ -185,10 +185,13 @@ func TestLostDeviceAccessIsRepaired(t *testing.T) {
 	create(t, pod("cut-off", container("app", share{"gpu": "1", "gpumem": "2000"})))
 	p := running(t, "cut-off")
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
+	if _, err := os.Stat("/sys/fs/cgroup/devices"); os.IsNotExist(err) {
+		t.Skip("cgroup v2: what a container may open is a program there, which the agent doesn't repair (README, limits)")
+	}
 	out, err := cluster.Lab.Output(t.Context(), "find", "/sys/fs/cgroup/devices", "-type", "d", "-name", id)
 	dir := strings.TrimSpace(string(out))
 	if err != nil || dir == "" || strings.Contains(dir, "\n") {
-		t.Skipf("the container has no device rules of cgroup v1: %q, %v", dir, err)
+		t.Fatalf("the device rules of the container: %q, %v", dir, err)
 	}
 	opens := func() string {
 		return shell(t, "cut-off", "app", "sh", "-c", ": </dev/nvidia0 || : </dev/nvidia1").stderr
