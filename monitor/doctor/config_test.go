@@ -159,7 +159,7 @@ func TestGather(t *testing.T) {
 	write("etc/custom.toml", "version = 3\nimports = [\"/etc/conf.d/*.toml\"]\n")
 	write("etc/conf.d/x.toml", "[plugins.\"io.containerd.nri.v1.nri\"]\ndisable = true\n")
 	write("proc/12/cmdline", "/usr/bin/containerd\x00--config\x00/etc/custom.toml\x00")
-	write("proc/13/cmdline", "/work/nvidia-ctk-installer\x00--runtime=containerd\x00")
+	write("proc/13/cmdline", "/usr/bin/nvidia-ctk-installer\x00--runtime=containerd\x00")
 	write("proc/13/environ", "A=b\x00ENABLE_NRI_PLUGIN=true\x00")
 	write("proc/devices", "Character devices:\n195 nvidia\n")
 	write("etc/nvidia-container-runtime/config.toml", "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
