@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -200,6 +201,12 @@ func (k *kubeFlags) completeNodes(cmd *cobra.Command, _ []string, _ string) ([]c
 
 // completePods completes the names of the namespace's pods.
 func (k *kubeFlags) completePods(cmd *cobra.Command) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return k.completePodsThat(cmd, "", func(*corev1.Pod) bool { return true })
+}
+
+// completePodsThat completes those of the namespace's pods that fit, with a
+// prefix before the name.
+func (k *kubeFlags) completePodsThat(cmd *cobra.Command, prefix string, fits func(*corev1.Pod) bool) ([]cobra.Completion, cobra.ShellCompDirective) {
 	ctx, cancel, kube, _, ok := k.completing(cmd)
 	defer cancel()
 	namespace, err := k.namespace()
@@ -211,8 +218,10 @@ func (k *kubeFlags) completePods(cmd *cobra.Command) ([]cobra.Completion, cobra.
 		return nil, noFiles
 	}
 	var out []cobra.Completion
-	for _, p := range list.Items {
-		out = append(out, p.Name)
+	for i := range list.Items {
+		if p := &list.Items[i]; fits(p) {
+			out = append(out, prefix+p.Name)
+		}
 	}
 	return out, noFiles
 }

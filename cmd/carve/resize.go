@@ -206,23 +206,7 @@ func podName(arg string) (string, bool) {
 
 // completeShares completes the pods of the namespace that have a share.
 func (k *kubeFlags) completeShares(cmd *cobra.Command) ([]cobra.Completion, cobra.ShellCompDirective) {
-	ctx, cancel, kube, _, ok := k.completing(cmd)
-	defer cancel()
-	namespace, err := k.namespace()
-	if !ok || err != nil {
-		return nil, noFiles
-	}
-	list, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, noFiles
-	}
-	var out []cobra.Completion
-	for _, p := range list.Items {
-		if p.Annotations[api.AnnotationGrant] != "" {
-			out = append(out, "pod/"+p.Name)
-		}
-	}
-	return out, noFiles
+	return k.completePodsThat(cmd, "pod/", func(p *corev1.Pod) bool { return p.Annotations[api.AnnotationGrant] != "" })
 }
 
 // completeContainers completes the containers of the named pod that have a share.
