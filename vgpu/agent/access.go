@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -142,7 +143,7 @@ func (g cgroups) devices(pid int, id string) (string, error) {
 	for line := range strings.Lines(string(b)) {
 		// hierarchy:controllers:path
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(f) != 3 || !containsWord(f[1], "devices") {
+		if len(f) != 3 || !slices.Contains(strings.Split(f[1], ","), "devices") {
 			continue
 		}
 		if !strings.Contains(filepath.Base(f[2]), id) {
@@ -151,15 +152,6 @@ func (g cgroups) devices(pid int, id string) (string, error) {
 		return filepath.Join(g.root, "devices", f[2]), nil
 	}
 	return "", nil
-}
-
-func containsWord(list, word string) bool {
-	for _, w := range strings.Split(list, ",") {
-		if w == word {
-			return true
-		}
-	}
-	return false
 }
 
 // lostDevices are those that the rules in dir don't let be read and written.
