@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -198,9 +199,14 @@ func (s *session) close() { s.gone.Do(func() { close(s.closed) }) }
 // Synchronize takes the runtime's containers over.
 func (s *session) Synchronize(_ context.Context, pods []*nri.PodSandbox, containers []*nri.Container) ([]*nri.ContainerUpdate, error) {
 	byID := make(map[string]*nri.PodSandbox, len(pods))
+	// The list has sandboxes that were stopped, until they are removed. They
+	// have no process, where the runtime gives sandboxes one.
+	processes := slices.ContainsFunc(pods, func(p *nri.PodSandbox) bool { return p.Pid != 0 })
 	for _, p := range pods {
 		byID[p.Id] = p
-		s.state.SandboxStarted(p.Uid, p.Namespace, p.Name, p.Annotations)
+		if p.Pid != 0 || !processes {
+			s.state.SandboxStarted(p.Uid, p.Namespace, p.Name, p.Annotations)
+		}
 	}
 	var all []Container
 	for _, c := range containers {

@@ -431,6 +431,32 @@ func TestSynchronizeListsWhatRunsWithItsMark(t *testing.T) {
 	}
 }
 
+// The runtime keeps sandboxes of pods that are gone for a minute or so. Their
+// annotations must not stand for a pod.
+func TestStoppedSandboxesAreNotTakenForPods(t *testing.T) {
+	sandbox := func(uid string, pid uint32) *nri.PodSandbox {
+		return &nri.PodSandbox{Id: uid, Name: "p", Uid: uid, Namespace: "default", Pid: pid}
+	}
+	for name, c := range map[string]struct {
+		listed []*nri.PodSandbox
+		want   string
+	}{
+		"the runtime tells processes": {[]*nri.PodSandbox{sandbox("gone", 0), sandbox("lives", 42)}, "sandbox lives p"},
+		"it tells none":               {[]*nri.PodSandbox{sandbox("one", 0), sandbox("other", 0)}, "sandbox one p; sandbox other p"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := socketPath(t)
+			startRuntime(t, socket, c.listed, nil)
+			n := newNodeState()
+			startLink(t, socket, n)
+			n.waitLink(t, true)
+			if got := n.said(); got != c.want {
+				t.Errorf("the agent heard %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 func TestLinksAgainAfterTheRuntimeRestarts(t *testing.T) {
 	socket := socketPath(t)
 	n := newNodeState()

@@ -514,6 +514,39 @@ func TestWithTheAPIServerAwayTheSandboxStandsForThePod(t *testing.T) {
 	eventually(t, "it is released", func() bool { return len(n.leftovers()) == 0 })
 }
 
+// A sandbox outlives its pod. One that is listed while the API server gives no
+// answer is served, and let go as soon as it answers, though no event of the pod
+// ever comes; what does exist stays served, also when the runtime lists it again.
+func TestASandboxWhosePodIsGoneIsLetGoWhenTheAPIServerIsBack(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	eventually(t, "pods are known", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.watched && n.hardware.known })
+	n.api.setAway(true)
+	annotations := map[string]map[string]string{}
+	for _, uid := range []string{"uid-1", "uid-2"} {
+		text, err := grantOf(uid, 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)}).Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		annotations[uid] = map[string]string{api.AnnotationGrant: text, configSource: "api"}
+		n.SandboxStarted(uid, "default", "pod-"+uid, annotations[uid])
+		eventually(t, "the slice is prepared", func() bool { return n.prepared(uid, "app") })
+	}
+	n.link() // the runtime was restarted: everything is looked at again
+	time.Sleep(100 * time.Millisecond)
+	if !n.prepared("uid-1", "app") || !n.prepared("uid-2", "app") {
+		t.Error("a slice went while nobody could say whether its pod exists")
+	}
+	n.api.setPod(podWith(t, "uid-2", grantOf("uid-2", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	n.api.setAway(false)
+	eventually(t, "the slice of the pod that is gone is released", func() bool { return !n.prepared("uid-1", "app") })
+	if !n.prepared("uid-2", "app") {
+		t.Error("the slice of a pod that exists went")
+	}
+	n.api.deletePod("uid-2")
+	eventually(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
+}
+
 func TestAGrantInASandboxIsCheckedWithTheAPIServer(t *testing.T) {
 	n := startNode(t)
 	n.link()

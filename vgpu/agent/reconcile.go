@@ -17,8 +17,11 @@ import (
 )
 
 // askLimit bounds the question whether a pod that only the runtime knows of
-// exists.
-const askLimit = 2 * time.Second
+// exists; while the API server gives no answer, it is asked again every askPace.
+const (
+	askLimit = 2 * time.Second
+	askPace  = 2 * time.Second
+)
 
 // work reconciles pods until the queue is shut down.
 func (a *Agent) work(ctx context.Context) {
@@ -82,15 +85,14 @@ func (a *Agent) reconcile(ctx context.Context, uid string) error {
 		return a.follow(s.pod.found(), s)
 	case s.holding != nil && !s.known && !s.watched:
 		return a.again(s) // what the journal says holds until the watch knows better
-	case s.holding != nil:
+	case s.holding != nil && (s.running || !s.listed):
 		// The pod is over or gone. Its slices go when its containers are, and
 		// only the runtime's own list says that they are.
-		if s.running || !s.listed {
-			return nil
-		}
-		return a.release(s.record)
+		return nil
 	case !s.known && s.sandbox.asks():
 		return a.followSandbox(ctx, uid, s)
+	case s.holding != nil:
+		return a.release(s.record)
 	}
 	a.forget(uid)
 	return nil
@@ -284,8 +286,9 @@ func (a *Agent) honour(uid string) {
 }
 
 // followSandbox serves a pod that only the runtime knows of. Either the watch
-// is a moment behind the kubelet's, or the API server is away; only then may
-// the annotations of the sandbox stand for the pod's.
+// is a moment behind the kubelet's, or the pod is gone, or the API server is
+// away; only then may the annotations of the sandbox stand for the pod's, and
+// only until it answers: no event comes for a pod that was gone before.
 func (a *Agent) followSandbox(ctx context.Context, uid string, s situation) error {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -295,13 +298,20 @@ func (a *Agent) followSandbox(ctx context.Context, uid string, s situation) erro
 		a.podChanged(p)
 		return nil
 	case err == nil || apierrors.IsNotFound(err):
-		// It is gone already: its containers are about to be as well.
+		// It is gone already: its containers are, or are about to be.
 		a.mu.Lock()
 		delete(a.sandboxes, uid)
 		a.mu.Unlock()
+		if s.holding != nil {
+			return a.release(s.record)
+		}
 		return nil
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
 		return fmt.Errorf("look up pod %s/%s: %w", s.sandbox.namespace, s.sandbox.name, err)
+	}
+	a.queue.AddAfter(uid, askPace)
+	if s.holding != nil {
+		return a.again(s)
 	}
 	a.Log.Warn("the API server is away; serving a pod by what the runtime says of it", "pod", s.sandbox.namespace+"/"+s.sandbox.name, "error", err)
 	return a.follow(s.sandbox.found(uid), s)

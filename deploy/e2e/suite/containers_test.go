@@ -327,8 +327,10 @@ func flagged(t *testing.T, h *hundred) {
 			case s.RestartCount == 0:
 			case last != nil && last.ExitCode < 128:
 				ended++
-			case last != nil && strings.Contains(last.Message, "has no card"):
-				held++ // it was created without the hook, and the hook was back before it started
+			case last != nil && last.Reason == "StartError":
+				// It was created without the hook, and the hook was back before it
+				// started; or the hook died in the midst of holding it back.
+				held++
 			default:
 				if stopped += s.RestartCount; said[string(p.UID)] == 0 {
 					t.Errorf("container %s of %s was stopped and no event says why: %+v", s.Name, p.Name, last)

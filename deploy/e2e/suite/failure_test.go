@@ -142,3 +142,41 @@ func TestExtenderRestart(t *testing.T) {
 	running(t, "fits")
 	wantPending(t, "not", "50000", "60000")
 }
+
+// The runtime keeps the sandbox of a pod that is gone for a while, and lists it
+// to a hook that links anew. With the API server away nobody can say whether its
+// pod exists; when it is back, nothing may be left of what doesn't.
+func TestSandboxOfAGonePodWhileNobodyCanSay(t *testing.T) {
+	create(t, pod("stays", container("app", share{"gpumem": "2000"})))
+	for i := range 4 {
+		create(t, pod(fmt.Sprint("went-", i), container("app", share{"gpumem": "1000"})))
+	}
+	running(t, "stays")
+	for i := range 4 {
+		running(t, fmt.Sprint("went-", i))
+	}
+	for i := range 4 {
+		remove(t, fmt.Sprint("went-", i))
+	}
+	api, runtime := partByName("apiserver"), partByName("containerd")
+	linked := sample(metrics(t), "carve_hook_connected_timestamp_seconds", "")
+	for _, kill := range []func(context.Context) error{api.kill, runtime.kill, runtime.back} {
+		if err := kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the hook to be linked again", func(context.Context) string {
+		if now := sample(metrics(t), "carve_hook_connected_timestamp_seconds", ""); now == linked {
+			return fmt.Sprint("its link is of ", now)
+		}
+		return ""
+	})
+	if err := api.back(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := serving(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantShare(t, "stays", "app", 2000)
+	agree(t)
+}
