@@ -2,47 +2,89 @@
 /*
  * cuda_hooks.h: every function of the driver that the front answers itself, once.
  *
- * The linker's version script, the look-up of the driver's own functions, the answers of cuGetProcAddress and
- * the tests are all made from this table. Names are as exported; their types are in cuda_abi.h.
+ * The linker's version script, the prototypes of the hooks, the look-up of the driver's own functions, the answers
+ * of cuGetProcAddress, `make hooks` and the tests are all made from this table. Names are as exported.
  *
- *   X(name, release, what it does, what it does when the limits can't be read)
+ *   X(name, release, parameters, what it does, rounding, what it does when the limits can't be read)
  *
- * The release is the CUDA version that brought the entry point. A hook that the installed driver doesn't have
- * answers CUDA_ERROR_NOT_SUPPORTED.
+ * The release is the CUDA version that brought the entry point; the oracle test compares it with what drivers
+ * answer. A hook that the installed driver doesn't have answers CUDA_ERROR_NOT_SUPPORTED. Whoever needs some of the
+ * columns takes the rest as "...".
  */
 #ifndef CARVE_CUDA_HOOKS_H
 #define CARVE_CUDA_HOOKS_H
 
-#define CARVE_CUDA_HOOKS(X)                                                                                  \
-    X(cuMemAlloc, "2.0", "charge pages", "refuse")                                                           \
-    X(cuMemAlloc_v2, "3.2", "charge pages", "refuse")                                                        \
-    X(cuMemAllocPitch, "2.0", "charge pages of the real pitch", "refuse")                                    \
-    X(cuMemAllocPitch_v2, "3.2", "charge pages of the real pitch", "refuse")                                 \
-    X(cuMemAllocManaged, "6.0", "charge pages", "refuse")                                                    \
-    X(cuMemFree, "2.0", "give back", "pass")                                                                 \
-    X(cuMemFree_v2, "3.2", "give back", "pass")                                                              \
-    X(cuMemCreate, "10.2", "charge pages", "refuse")                                                         \
-    X(cuMemRelease, "10.2", "give back with the last handle and mapping", "pass")                            \
-    X(cuMemRetainAllocationHandle, "11.0", "count the handle", "pass")                                       \
-    X(cuMemMap, "10.2", "count the mapping", "pass")                                                         \
-    X(cuMemUnmap, "10.2", "give back with the last handle and mapping", "pass")                              \
-    X(cuCtxCreate, "2.0", "charge a context", "refuse")                                                      \
-    X(cuCtxCreate_v2, "3.2", "charge a context", "refuse")                                                   \
-    X(cuCtxCreate_v3, "11.4", "charge a context", "refuse")                                                  \
-    X(cuCtxCreate_v4, "12.5", "charge a context", "refuse")                                                  \
-    X(cuCtxDestroy, "2.0", "give back all of it", "pass")                                                    \
-    X(cuCtxDestroy_v2, "4.0", "give back all of it", "pass")                                                 \
-    X(cuDevicePrimaryCtxRetain, "7.0", "charge a context", "refuse")                                         \
-    X(cuDevicePrimaryCtxRelease, "7.0", "give back all of it with the last one", "pass")                     \
-    X(cuDevicePrimaryCtxRelease_v2, "11.0", "give back all of it with the last one", "pass")                 \
-    X(cuDevicePrimaryCtxReset, "7.0", "give back all of it", "pass")                                         \
-    X(cuDevicePrimaryCtxReset_v2, "11.0", "give back all of it", "pass")                                     \
-    X(cuMemGetInfo, "2.0", "show the share", "operating system error")                                       \
-    X(cuMemGetInfo_v2, "3.2", "show the share", "operating system error")                                    \
-    X(cuDeviceTotalMem, "2.0", "show the share", "operating system error")                                   \
-    X(cuDeviceTotalMem_v2, "3.2", "show the share", "operating system error")                                \
-    X(cuGetProcAddress, "11.3", "hand out hooks for what is hooked", "the same")                             \
-    X(cuGetProcAddress_v2, "12.0", "hand out hooks for what is hooked", "the same")
+#define CARVE_HOOKS_LINEAR(X) \
+    X(cuMemAlloc, "2.0", (CUdeviceptr_v1 *pointer, unsigned int bytes), \
+      "charge", "pages, pieces of 512 bytes up to 1 MiB", "refuse") \
+    X(cuMemAlloc_v2, "3.2", (CUdeviceptr *pointer, size_t bytes), \
+      "charge", "pages, pieces of 512 bytes up to 1 MiB", "refuse") \
+    X(cuMemAllocPitch, "2.0", (CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int widthBytes, unsigned int height, unsigned int elementBytes), \
+      "charge", "the same, of the real pitch", "refuse") \
+    X(cuMemAllocPitch_v2, "3.2", (CUdeviceptr *pointer, size_t *pitch, size_t widthBytes, size_t height, unsigned int elementBytes), \
+      "charge", "the same, of the real pitch", "refuse") \
+    X(cuMemAllocManaged, "6.0", (CUdeviceptr *pointer, size_t bytes, unsigned int flags), \
+      "charge", "pages", "refuse") \
+    X(cuMemFree, "2.0", (CUdeviceptr_v1 pointer), \
+      "give back", "-", "pass") \
+    X(cuMemFree_v2, "3.2", (CUdeviceptr pointer), \
+      "give back", "-", "pass")
+
+#define CARVE_HOOKS_VIRTUAL(X) \
+    X(cuMemCreate, "10.2", (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *property, unsigned long long flags), \
+      "charge", "pages", "refuse") \
+    X(cuMemRelease, "10.2", (CUmemGenericAllocationHandle handle), \
+      "give back with the last handle and mapping", "-", "pass") \
+    X(cuMemRetainAllocationHandle, "11.0", (CUmemGenericAllocationHandle *handle, void *address), \
+      "count the handle", "-", "pass") \
+    X(cuMemMap, "10.2", (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags), \
+      "count the mapping", "-", "pass") \
+    X(cuMemUnmap, "10.2", (CUdeviceptr pointer, size_t bytes), \
+      "give back with the last handle and mapping", "-", "pass")
+
+#define CARVE_HOOKS_CONTEXT(X) \
+    X(cuCtxCreate, "2.0", (CUcontext *context, unsigned int flags, CUdevice device), \
+      "charge", "a context", "refuse") \
+    X(cuCtxCreate_v2, "3.2", (CUcontext *context, unsigned int flags, CUdevice device), \
+      "charge", "a context", "refuse") \
+    X(cuCtxCreate_v3, "11.4", (CUcontext *context, CUexecAffinityParam *params, int paramCount, unsigned int flags, CUdevice device), \
+      "charge", "a context", "refuse") \
+    X(cuCtxCreate_v4, "12.5", (CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device), \
+      "charge", "a context", "refuse") \
+    X(cuCtxDestroy, "2.0", (CUcontext context), \
+      "give back all in it", "-", "pass") \
+    X(cuCtxDestroy_v2, "4.0", (CUcontext context), \
+      "give back all in it", "-", "pass") \
+    X(cuDevicePrimaryCtxRetain, "7.0", (CUcontext *context, CUdevice device), \
+      "charge", "a context", "refuse") \
+    X(cuDevicePrimaryCtxRelease, "7.0", (CUdevice device), \
+      "give back all in it with the last user", "-", "pass") \
+    X(cuDevicePrimaryCtxRelease_v2, "11.0", (CUdevice device), \
+      "give back all in it with the last user", "-", "pass") \
+    X(cuDevicePrimaryCtxReset, "7.0", (CUdevice device), \
+      "give back all in it", "-", "pass") \
+    X(cuDevicePrimaryCtxReset_v2, "11.0", (CUdevice device), \
+      "give back all in it", "-", "pass")
+
+#define CARVE_HOOKS_QUERY(X) \
+    X(cuMemGetInfo, "2.0", (unsigned int *freeBytes, unsigned int *totalBytes), \
+      "show the share", "-", "operating system error") \
+    X(cuMemGetInfo_v2, "3.2", (size_t *freeBytes, size_t *totalBytes), \
+      "show the share", "-", "operating system error") \
+    X(cuDeviceTotalMem, "2.0", (unsigned int *bytes, CUdevice device), \
+      "show the share", "-", "operating system error") \
+    X(cuDeviceTotalMem_v2, "3.2", (size_t *bytes, CUdevice device), \
+      "show the share", "-", "operating system error") \
+    X(cuGetProcAddress, "11.3", (const char *symbol, void **function, int cudaVersion, cuuint64_t flags), \
+      "hand out hooks for what is hooked", "-", "the same") \
+    X(cuGetProcAddress_v2, "12.0", (const char *symbol, void **function, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *status), \
+      "hand out hooks for what is hooked", "-", "the same")
+
+#define CARVE_CUDA_HOOKS(X) \
+    CARVE_HOOKS_LINEAR(X)   \
+    CARVE_HOOKS_VIRTUAL(X)  \
+    CARVE_HOOKS_CONTEXT(X)  \
+    CARVE_HOOKS_QUERY(X)
 
 /* Functions that the front calls and doesn't hook. */
 #define CARVE_CUDA_CALLS(X)        \

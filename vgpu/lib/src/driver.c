@@ -25,7 +25,7 @@ const struct carve_driver *carve_driver_find(void) {
         return d; /* with nothing in it: each hook answers for a function that isn't there */
     }
 #define FIND(name) __atomic_store_n(&d->name, (__typeof__(name) *)dlsym(handle, #name), __ATOMIC_RELAXED);
-#define X(name, release, does, closed) FIND(name)
+#define X(name, ...) FIND(name)
     CARVE_CUDA_HOOKS(X)
 #undef X
 #define X(name) FIND(name)

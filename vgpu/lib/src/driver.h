@@ -11,9 +11,17 @@
 #define CARVE_DRIVER_AT "/usr/lib/carve/driver/libcuda.so.1"
 #endif
 
+/* Exported from this library, everything else being hidden. */
+#define CARVE_EXPORT __attribute__((visibility("default")))
+
+/* The hooks' prototypes. Where cuda_abi.h declares the function too, the two must agree. */
+#define X(name, release, parameters, ...) CARVE_EXPORT CUresult name parameters;
+CARVE_CUDA_HOOKS(X)
+#undef X
+
 struct carve_driver {
     uint32_t ready;
-#define X(name, release, does, closed) __typeof__(name) *name;
+#define X(name, release, parameters, ...) CUresult(*name) parameters;
     CARVE_CUDA_HOOKS(X)
 #undef X
 #define X(name) __typeof__(name) *name;
@@ -31,8 +39,5 @@ static inline const struct carve_driver *carve_driver(void) {
     }
     return carve_driver_find();
 }
-
-/* Exported from this library, everything else being hidden. */
-#define CARVE_EXPORT __attribute__((visibility("default")))
 
 #endif

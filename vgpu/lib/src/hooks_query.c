@@ -130,7 +130,7 @@ static void substitute(const struct carve_driver *d, void **function) {
     if (chosen == NULL) {
         return;
     }
-#define X(name, release, does, closed)      \
+#define X(name, ...)                        \
     if (chosen == (void *)(d->name)) {      \
         *function = (void *)(name);         \
         return;                             \

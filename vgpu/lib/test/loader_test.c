@@ -16,7 +16,7 @@
 #include "tap.h"
 
 static const char *const hooks[] = {
-#define X(name, release, does, closed) #name,
+#define X(name, ...) #name,
     CARVE_CUDA_HOOKS(X)
 #undef X
 };

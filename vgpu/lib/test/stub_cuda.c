@@ -447,7 +447,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) { (void)pointer, (void)by
 struct entry { const char *name; const char *release; void *function; };
 extern CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice) __attribute__((weak, visibility("hidden")));
 static const struct entry entries[] = {
-#define X(name, release, does, closed) {#name, release, (void *)name},
+#define X(name, release, ...) {#name, release, (void *)name},
     CARVE_CUDA_HOOKS(X)
 #undef X
     {"cuInit", "2.0", (void *)cuInit}, {"cuLaunchKernel", "4.0", (void *)cuLaunchKernel}, {"cuCtxGetCurrent", "4.0", (void *)cuCtxGetCurrent},
