@@ -9,7 +9,8 @@
  * the one that every program since 3.2 calls.
  *
  * Types, numbers and layouts (asserted there) stand in cuda_abi_types.h, the
- * entry points below.
+ * entry points below; what concerns arrays, memory of other processes and
+ * managed memory stands in cuda_abi_memory.h.
  */
 #ifndef CARVE_CUDA_ABI_H
 #define CARVE_CUDA_ABI_H
@@ -118,9 +119,6 @@ CUresult cuMemHostUnregister(void *host);
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr pointer);
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **values, CUdeviceptr pointer);
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr pointer);
-CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream);
-CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream);
-CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, int advice, CUdevice device);
 
 /* copies. X(name) and X_ptds/_ptsz pairs differ in what stream zero means. */
 CUresult cuMemcpy(CUdeviceptr destination, CUdeviceptr source, size_t bytes);
@@ -193,12 +191,7 @@ CUresult cuMemsetD2D16Async_ptsz(CUdeviceptr pointer, size_t pitch, unsigned sho
 CUresult cuMemsetD2D32Async(CUdeviceptr pointer, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream);
 CUresult cuMemsetD2D32Async_ptsz(CUdeviceptr pointer, size_t pitch, unsigned int value, size_t width, size_t height, CUstream stream);
 
-/* arrays */
-CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *descriptor);
-CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor);
-CUresult cuArrayDestroy(CUarray array);
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels);
-CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
+/* arrays, shared memory, managed memory: cuda_abi_memory.h */
 
 /* virtual memory management, 10.2 */
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address, unsigned long long flags);
@@ -326,11 +319,6 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end);
 CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream);
 CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream);
 
-/* memory of other processes */
-CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags);
-CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);
-
 /* profiler */
 CUresult cuProfilerStart(void);
 CUresult cuProfilerStop(void);
@@ -338,5 +326,7 @@ CUresult cuProfilerStop(void);
 #ifdef __cplusplus
 }
 #endif
+
+#include "cuda_abi_memory.h"
 
 #endif /* CARVE_CUDA_ABI_H */
