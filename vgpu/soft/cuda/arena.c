@@ -214,11 +214,11 @@ static CUdeviceptr piece_take(block *chunk, uint32_t first, uint32_t count, uint
 
 static uint32_t pieces_of(uint64_t bytes) { return (uint32_t)((bytes + SOFT_PIECE_BYTES - 1) / SOFT_PIECE_BYTES); }
 
-static CUresult allocate_small(context *ctx, arena *a, uint64_t bytes, CUdeviceptr *out) {
+static CUresult allocate_small(context *ctx, arena *a, uint64_t bytes, bool opaque, CUdeviceptr *out) {
   uint32_t count = pieces_of(bytes), first;
   for (block **link = &ctx->open_chunks; *link;) {
     block *chunk = *link;
-    if (chunk->in == a && piece_run(chunk, count, &first)) {
+    if (chunk->in == a && chunk->opaque == opaque && piece_run(chunk, count, &first)) {
       *out = piece_take(chunk, first, count, (uint32_t)bytes);
       return CUDA_SUCCESS;
     }
@@ -242,6 +242,7 @@ static CUresult allocate_small(context *ctx, arena *a, uint64_t bytes, CUdevicep
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   adopt(ctx, chunk);
+  chunk->opaque = opaque;
   chunk->listed = true;
   chunk->next_open = ctx->open_chunks;
   ctx->open_chunks = chunk;
@@ -251,12 +252,12 @@ static CUresult allocate_small(context *ctx, arena *a, uint64_t bytes, CUdevicep
 
 /* ---- allocations --------------------------------------------------------- */
 
-CUresult memory_allocate(context *ctx, uint64_t bytes, bool low, CUdeviceptr *out) {
+static CUresult allocate(context *ctx, uint64_t bytes, bool low, bool opaque, CUdeviceptr *out) {
   arena *a;
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   CUresult result = card_arena(ctx->card, low, &a);
   if (result != CUDA_SUCCESS) return result;
-  if (bytes <= SMALL_LIMIT_BYTES) return allocate_small(ctx, a, bytes, out);
+  if (bytes <= SMALL_LIMIT_BYTES) return allocate_small(ctx, a, bytes, opaque, out);
   if (bytes > UINT64_MAX - SOFT_PAGE_BYTES) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t pages = (bytes + SOFT_PAGE_BYTES - 1) / SOFT_PAGE_BYTES;
   result = charge(ctx->card, pages * SOFT_PAGE_BYTES);
@@ -267,9 +268,13 @@ CUresult memory_allocate(context *ctx, uint64_t bytes, bool low, CUdeviceptr *ou
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   adopt(ctx, fresh);
+  fresh->opaque = opaque;
   *out = fresh->base;
   return CUDA_SUCCESS;
 }
+
+CUresult memory_allocate(context *ctx, uint64_t bytes, bool low, CUdeviceptr *out) { return allocate(ctx, bytes, low, false, out); }
+CUresult opaque_allocate(context *ctx, uint64_t bytes, CUdeviceptr *out) { return allocate(ctx, bytes, false, true, out); }
 
 CUresult memory_allocate_managed(context *ctx, uint64_t bytes, CUdeviceptr *out) {
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -289,13 +294,12 @@ static void delete_charged(block *b) {
   block_delete(b);
 }
 
-CUresult memory_free(CUdeviceptr pointer) {
-  bool in_pool = false;
-  CUresult result = pool_free(pointer, &in_pool);
-  if (in_pool) return result;
+static block *block_at(CUdeviceptr pointer) {
   arena *a = arena_of(pointer);
-  block *b = a ? a->blocks[(pointer - a->base) / SOFT_PAGE_BYTES] : NULL;
-  if (!b || !b->owner) return CUDA_ERROR_INVALID_VALUE;
+  return a ? a->blocks[(pointer - a->base) / SOFT_PAGE_BYTES] : NULL;
+}
+
+static CUresult give(block *b, CUdeviceptr pointer) {
   if (b->kind != BLOCK_CHUNK) {
     if (pointer != b->base) return CUDA_ERROR_INVALID_VALUE;
     delete_charged(b);
@@ -318,6 +322,19 @@ CUresult memory_free(CUdeviceptr pointer) {
   return CUDA_SUCCESS;
 }
 
+CUresult memory_free(CUdeviceptr pointer) {
+  bool in_pool = false;
+  CUresult result = pool_free(pointer, &in_pool);
+  if (in_pool) return result;
+  block *b = block_at(pointer);
+  return b && b->owner && !b->opaque ? give(b, pointer) : CUDA_ERROR_INVALID_VALUE;
+}
+
+void opaque_free(CUdeviceptr pointer) {
+  block *b = block_at(pointer);
+  if (b && b->opaque) (void)give(b, pointer);
+}
+
 void memory_drop(context *ctx) {
   while (ctx->blocks) delete_charged(ctx->blocks);
 }
@@ -325,8 +342,7 @@ void memory_drop(context *ctx) {
 /* ---- looking up ---------------------------------------------------------- */
 
 bool allocation_at(CUdeviceptr pointer, allocation *out) {
-  arena *a = arena_of(pointer);
-  block *b = a ? a->blocks[(pointer - a->base) / SOFT_PAGE_BYTES] : NULL;
+  block *b = block_at(pointer);
   if (!b) return false;
   if (!b->owner) return pool_allocation_at(pointer, out);
   if (b->kind != BLOCK_CHUNK) {

@@ -37,6 +37,7 @@ struct block {
   uint64_t bytes;     /* as asked for */
   uint64_t pages;
   bool written;
+  bool opaque;        /* holds arrays: no program has an address in it */
   block *next, *previous;     /* of the context */
   uint32_t live;              /* chunk: pieces allocated */
   uint32_t lowest;            /* chunk: no free piece below */
@@ -49,6 +50,9 @@ struct block {
 /* Linear memory of a context, charged to its card. low: addresses below 4 GiB. */
 CUresult memory_allocate(context *ctx, uint64_t bytes, bool low, CUdeviceptr *out);
 CUresult memory_free(CUdeviceptr pointer);
+/* The same for arrays, whose pages are of another kind: no page holds both. */
+CUresult opaque_allocate(context *ctx, uint64_t bytes, CUdeviceptr *out);
+void opaque_free(CUdeviceptr pointer);
 /* Managed memory: usable by the processor too, not charged. */
 CUresult memory_allocate_managed(context *ctx, uint64_t bytes, CUdeviceptr *out);
 /* Frees all of a context; the card's charge with it. */

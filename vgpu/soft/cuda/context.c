@@ -123,6 +123,7 @@ static void end(context *ctx) {
   }
   streams_drop(ctx);
   pools_drop(ctx);
+  arrays_drop(ctx);
   memory_drop(ctx);
   if (soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
     soft_ledger_close_context(region, ctx->card);

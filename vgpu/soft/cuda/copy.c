@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "arena.h"
+#include "array.h"
 
 enum { PLAIN = 0, PER_THREAD = 1, WAITS = 2, TO_DEVICE = 4, FROM_DEVICE = 8 };
 
@@ -101,72 +102,173 @@ EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext to_ctx, CUdevic
 /* ---- boxes --------------------------------------------------------------- */
 
 typedef struct {
+  CUarray array;    /* NULL: memory */
   CUdeviceptr base;
   size_t x, y, z, pitch, rows; /* rows: of one slice */
 } side;
 
-static bool side_of(CUmemorytype type, const void *host, CUdeviceptr device, side *out) {
-  if (type == CU_MEMORYTYPE_HOST) out->base = HOST(host);
-  else if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED) out->base = device;
-  else return false; /* arrays are opaque here */
+static bool side_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array, side *out) {
+  switch (type) {
+  case CU_MEMORYTYPE_HOST: out->base = HOST(host); break;
+  case CU_MEMORYTYPE_DEVICE:
+  case CU_MEMORYTYPE_UNIFIED: out->base = device; break;
+  case CU_MEMORYTYPE_ARRAY: out->array = array; return array != NULL;
+  default: return false;
+  }
   return out->base != 0;
 }
 
-static CUdeviceptr row_at(const side *s, size_t slice, size_t row) { return s->base + ((s->z + slice) * s->rows + s->y + row) * s->pitch + s->x; }
+static void *row_of(const side *s, size_t slice, size_t row, size_t width, bool write) {
+  if (s->array) return array_view(s->array, s->x, s->y + row, s->z + slice, width, write);
+  return memory_host_view(s->base + ((s->z + slice) * s->rows + s->y + row) * s->pitch + s->x, width, write);
+}
 
 static CUresult copy_box(const side *to, const side *from, size_t width, size_t height, size_t depth, CUstream handle, int how) {
   context *ctx;
   ENTER();
   CUresult result = begin(&ctx, handle, how);
-  if (result != CUDA_SUCCESS || !width || !height || !depth) LEAVE(result);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  if ((to->array && !handle_is(to->array, HANDLE_ARRAY)) || (from->array && !handle_is(from->array, HANDLE_ARRAY))) LEAVE(CUDA_ERROR_INVALID_HANDLE);
+  if (!width || !height || !depth) LEAVE(CUDA_SUCCESS);
   /* refused as a whole or not at all */
   for (int moving = 0; moving < 2; moving++)
     for (size_t slice = 0; slice < depth; slice++)
       for (size_t row = 0; row < height; row++) {
-        void *target = memory_host_view(row_at(to, slice, row), width, true);
-        const void *source = memory_host_view(row_at(from, slice, row), width, false);
+        void *target = row_of(to, slice, row, width, true);
+        const void *source = row_of(from, slice, row, width, false);
         if (!target || !source) LEAVE(CUDA_ERROR_INVALID_VALUE);
         if (moving) memmove(target, source, width);
       }
   LEAVE(CUDA_SUCCESS);
 }
 
+static bool row_fits(const side *s, size_t width) { return s->array || (s->x <= s->pitch && width <= s->pitch - s->x); }
+
 static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream on, int how) {
   side to, from;
   if (!c) return CUDA_ERROR_INVALID_VALUE;
-  if (c->srcMemoryType == CU_MEMORYTYPE_ARRAY || c->dstMemoryType == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
   from = (side){.x = c->srcXInBytes, .y = c->srcY, .pitch = c->srcPitch ? c->srcPitch : c->srcXInBytes + c->WidthInBytes};
   to = (side){.x = c->dstXInBytes, .y = c->dstY, .pitch = c->dstPitch ? c->dstPitch : c->dstXInBytes + c->WidthInBytes};
-  if (!side_of(c->srcMemoryType, c->srcHost, c->srcDevice, &from) || !side_of(c->dstMemoryType, c->dstHost, c->dstDevice, &to))
+  if (!side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &from) || !side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &to))
     return CUDA_ERROR_INVALID_VALUE;
-  if (c->WidthInBytes + from.x > from.pitch || c->WidthInBytes + to.x > to.pitch) return CUDA_ERROR_INVALID_VALUE;
+  if (!row_fits(&from, c->WidthInBytes) || !row_fits(&to, c->WidthInBytes)) return CUDA_ERROR_INVALID_VALUE;
   return copy_box(&to, &from, c->WidthInBytes, c->Height, 1, on, how);
 }
 
+static CUresult copy_2d_v1(const CUDA_MEMCPY2D_v1 *c, CUstream on, int how) {
+  if (!c) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_MEMCPY2D wide = {.srcXInBytes = c->srcXInBytes, .srcY = c->srcY, .srcMemoryType = c->srcMemoryType, .srcHost = c->srcHost,
+                        .srcDevice = c->srcDevice, .srcArray = c->srcArray, .srcPitch = c->srcPitch,
+                        .dstXInBytes = c->dstXInBytes, .dstY = c->dstY, .dstMemoryType = c->dstMemoryType, .dstHost = c->dstHost,
+                        .dstDevice = c->dstDevice, .dstArray = c->dstArray, .dstPitch = c->dstPitch,
+                        .WidthInBytes = c->WidthInBytes, .Height = c->Height};
+  return copy_2d(&wide, on, how);
+}
+
+EXPORT CUresult cuMemcpy2D(const CUDA_MEMCPY2D_v1 *c) { return copy_2d_v1(c, NULL, WAITS); }
 EXPORT CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, WAITS); }
 EXPORT CUresult cuMemcpy2D_v2_ptds(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, WAITS | PER_THREAD); }
+EXPORT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D_v1 *c) { return copy_2d_v1(c, NULL, WAITS); }
 EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, WAITS); }
 EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, WAITS | PER_THREAD); }
+EXPORT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *c, CUstream on) { return copy_2d_v1(c, on, PLAIN); }
 EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream on) { return copy_2d(c, on, PLAIN); }
 EXPORT CUresult cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *c, CUstream on) { return copy_2d(c, on, PER_THREAD); }
 
 static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream on, int how) {
   side to, from;
-  if (!c) return CUDA_ERROR_INVALID_VALUE;
-  if (c->srcMemoryType == CU_MEMORYTYPE_ARRAY || c->dstMemoryType == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!c || c->srcLOD || c->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   from = (side){.x = c->srcXInBytes, .y = c->srcY, .z = c->srcZ, .pitch = c->srcPitch, .rows = c->srcHeight};
   to = (side){.x = c->dstXInBytes, .y = c->dstY, .z = c->dstZ, .pitch = c->dstPitch, .rows = c->dstHeight};
   if (!from.pitch) from.pitch = from.x + c->WidthInBytes;
   if (!to.pitch) to.pitch = to.x + c->WidthInBytes;
   if (!from.rows) from.rows = from.y + c->Height;
   if (!to.rows) to.rows = to.y + c->Height;
-  if (!side_of(c->srcMemoryType, c->srcHost, c->srcDevice, &from) || !side_of(c->dstMemoryType, c->dstHost, c->dstDevice, &to))
+  if (!side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &from) || !side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &to))
     return CUDA_ERROR_INVALID_VALUE;
-  if (c->WidthInBytes + from.x > from.pitch || c->WidthInBytes + to.x > to.pitch) return CUDA_ERROR_INVALID_VALUE;
+  if (!row_fits(&from, c->WidthInBytes) || !row_fits(&to, c->WidthInBytes)) return CUDA_ERROR_INVALID_VALUE;
   return copy_box(&to, &from, c->WidthInBytes, c->Height, c->Depth, on, how);
 }
 
+static CUresult copy_3d_v1(const CUDA_MEMCPY3D_v1 *c, CUstream on, int how) {
+  if (!c) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_MEMCPY3D wide = {.srcXInBytes = c->srcXInBytes, .srcY = c->srcY, .srcZ = c->srcZ, .srcLOD = c->srcLOD, .srcMemoryType = c->srcMemoryType,
+                        .srcHost = c->srcHost, .srcDevice = c->srcDevice, .srcArray = c->srcArray, .srcPitch = c->srcPitch, .srcHeight = c->srcHeight,
+                        .dstXInBytes = c->dstXInBytes, .dstY = c->dstY, .dstZ = c->dstZ, .dstLOD = c->dstLOD, .dstMemoryType = c->dstMemoryType,
+                        .dstHost = c->dstHost, .dstDevice = c->dstDevice, .dstArray = c->dstArray, .dstPitch = c->dstPitch, .dstHeight = c->dstHeight,
+                        .WidthInBytes = c->WidthInBytes, .Height = c->Height, .Depth = c->Depth};
+  return copy_3d(&wide, on, how);
+}
+
+/* Addresses are unique among cards, so the contexts say nothing that they don't. */
+static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream on, int how) {
+  CUDA_MEMCPY3D plain;
+  if (!c) return CUDA_ERROR_INVALID_VALUE;
+  memcpy(&plain, c, sizeof plain);
+  return copy_3d(&plain, on, how);
+}
+
+EXPORT CUresult cuMemcpy3D(const CUDA_MEMCPY3D_v1 *c) { return copy_3d_v1(c, NULL, WAITS); }
 EXPORT CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return copy_3d(c, NULL, WAITS); }
 EXPORT CUresult cuMemcpy3D_v2_ptds(const CUDA_MEMCPY3D *c) { return copy_3d(c, NULL, WAITS | PER_THREAD); }
+EXPORT CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D_v1 *c, CUstream on) { return copy_3d_v1(c, on, PLAIN); }
 EXPORT CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream on) { return copy_3d(c, on, PLAIN); }
 EXPORT CUresult cuMemcpy3DAsync_v2_ptsz(const CUDA_MEMCPY3D *c, CUstream on) { return copy_3d(c, on, PER_THREAD); }
+EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *c) { return copy_3d_peer(c, NULL, WAITS); }
+EXPORT CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER *c) { return copy_3d_peer(c, NULL, WAITS | PER_THREAD); }
+EXPORT CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *c, CUstream on) { return copy_3d_peer(c, on, PLAIN); }
+EXPORT CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *c, CUstream on) { return copy_3d_peer(c, on, PER_THREAD); }
+
+/* ---- one row of an array ------------------------------------------------- */
+
+#define ROW(a, o) &(side){.array = (a), .x = (o)}
+#define LINE(p) &(side){.base = (p)}
+
+static CUresult copy_row(const side *to, const side *from, size_t n, CUstream on, int how) {
+  if ((!to->array && !to->base) || (!from->array && !from->base)) return CUDA_ERROR_INVALID_VALUE;
+  return copy_box(to, from, n, 1, 1, on, how);
+}
+
+EXPORT CUresult cuMemcpyHtoA(CUarray a, unsigned int o, const void *from, unsigned int n) { return copy_row(ROW(a, o), LINE(HOST(from)), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyHtoA_v2(CUarray a, size_t o, const void *from, size_t n) { return copy_row(ROW(a, o), LINE(HOST(from)), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyHtoA_v2_ptds(CUarray a, size_t o, const void *from, size_t n) {
+  return copy_row(ROW(a, o), LINE(HOST(from)), n, NULL, WAITS | PER_THREAD);
+}
+EXPORT CUresult cuMemcpyHtoAAsync(CUarray a, unsigned int o, const void *from, unsigned int n, CUstream on) {
+  return copy_row(ROW(a, o), LINE(HOST(from)), n, on, PLAIN);
+}
+EXPORT CUresult cuMemcpyHtoAAsync_v2(CUarray a, size_t o, const void *from, size_t n, CUstream on) {
+  return copy_row(ROW(a, o), LINE(HOST(from)), n, on, PLAIN);
+}
+EXPORT CUresult cuMemcpyHtoAAsync_v2_ptsz(CUarray a, size_t o, const void *from, size_t n, CUstream on) {
+  return copy_row(ROW(a, o), LINE(HOST(from)), n, on, PER_THREAD);
+}
+EXPORT CUresult cuMemcpyAtoH(void *to, CUarray a, unsigned int o, unsigned int n) { return copy_row(LINE(HOST(to)), ROW(a, o), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyAtoH_v2(void *to, CUarray a, size_t o, size_t n) { return copy_row(LINE(HOST(to)), ROW(a, o), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyAtoH_v2_ptds(void *to, CUarray a, size_t o, size_t n) {
+  return copy_row(LINE(HOST(to)), ROW(a, o), n, NULL, WAITS | PER_THREAD);
+}
+EXPORT CUresult cuMemcpyAtoHAsync(void *to, CUarray a, unsigned int o, unsigned int n, CUstream on) {
+  return copy_row(LINE(HOST(to)), ROW(a, o), n, on, PLAIN);
+}
+EXPORT CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray a, size_t o, size_t n, CUstream on) { return copy_row(LINE(HOST(to)), ROW(a, o), n, on, PLAIN); }
+EXPORT CUresult cuMemcpyAtoHAsync_v2_ptsz(void *to, CUarray a, size_t o, size_t n, CUstream on) {
+  return copy_row(LINE(HOST(to)), ROW(a, o), n, on, PER_THREAD);
+}
+EXPORT CUresult cuMemcpyDtoA(CUarray a, unsigned int o, CUdeviceptr_v1 from, unsigned int n) { return copy_row(ROW(a, o), LINE(from), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyDtoA_v2(CUarray a, size_t o, CUdeviceptr from, size_t n) { return copy_row(ROW(a, o), LINE(from), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyDtoA_v2_ptds(CUarray a, size_t o, CUdeviceptr from, size_t n) {
+  return copy_row(ROW(a, o), LINE(from), n, NULL, WAITS | PER_THREAD);
+}
+EXPORT CUresult cuMemcpyAtoD(CUdeviceptr_v1 to, CUarray a, unsigned int o, unsigned int n) { return copy_row(LINE(to), ROW(a, o), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray a, size_t o, size_t n) { return copy_row(LINE(to), ROW(a, o), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyAtoD_v2_ptds(CUdeviceptr to, CUarray a, size_t o, size_t n) {
+  return copy_row(LINE(to), ROW(a, o), n, NULL, WAITS | PER_THREAD);
+}
+EXPORT CUresult cuMemcpyAtoA(CUarray a, unsigned int o, CUarray from, unsigned int p, unsigned int n) {
+  return copy_row(ROW(a, o), ROW(from, p), n, NULL, WAITS);
+}
+EXPORT CUresult cuMemcpyAtoA_v2(CUarray a, size_t o, CUarray from, size_t p, size_t n) { return copy_row(ROW(a, o), ROW(from, p), n, NULL, WAITS); }
+EXPORT CUresult cuMemcpyAtoA_v2_ptds(CUarray a, size_t o, CUarray from, size_t p, size_t n) {
+  return copy_row(ROW(a, o), ROW(from, p), n, NULL, WAITS | PER_THREAD);
+}

@@ -72,6 +72,18 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
   LEAVE(CUDA_SUCCESS);
 }
 
+/* What textures and surfaces may measure (array.c refuses more), by number from MAXIMUM_TEXTURE1D_WIDTH on. */
+static int texture_limit(int which) {
+  static const struct { int first, last, value; } limits[] = {
+      {21, 22, 131072}, {23, 23, 65536}, {24, 26, 16384}, {27, 28, 32768}, {29, 29, 2048},  {42, 42, 32768}, {43, 43, 2048},
+      {45, 46, 32768},  {47, 48, 8192},  {49, 49, 32768}, {52, 53, 32768}, {54, 54, 2046},  {55, 55, 32768}, {56, 56, 131072},
+      {57, 57, 65536},  {58, 60, 16384}, {61, 61, 32768}, {62, 62, 2048},  {63, 64, 32768}, {65, 65, 2048},  {66, 67, 32768},
+      {68, 68, 2046},   {69, 69, 1 << 28}, {70, 70, 131072}, {71, 71, 65000}, {72, 72, 2097120}, {73, 74, 32768}, {77, 77, 32768}};
+  for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
+    if (which >= limits[i].first && which <= limits[i].last) return limits[i].value;
+  return 0;
+}
+
 static bool attribute(const soft_card *card, CUdevice_attribute which, int *out) {
   const soft_card_facts *facts = &card->facts;
   switch (which) {
@@ -114,6 +126,7 @@ static bool attribute(const soft_card *card, CUdevice_attribute which, int *out)
   case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *out = (int)facts->numa_node; break;
   case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *out = facts->cc_major >= 9; break;
   case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
+  case CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
   case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
   case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
@@ -131,7 +144,7 @@ static bool attribute(const soft_card *card, CUdevice_attribute which, int *out)
   default:
     /* numbers in between that this model says no to: 0, as a driver does for what a card can't */
     if (which < 1 || which > 150) return false;
-    *out = 0;
+    *out = texture_limit(which);
   }
   return true;
 }

@@ -18,7 +18,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef enum { HANDLE_NONE = 0, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_LIBRARY, HANDLE_KERNEL, HANDLE_POOL, HANDLE_ARRAY } handle_kind;
+typedef enum { HANDLE_NONE = 0, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_LIBRARY, HANDLE_KERNEL, HANDLE_POOL, HANDLE_ARRAY, HANDLE_MIPMAP } handle_kind;
 
 typedef struct block block; /* arena.h */
 typedef struct CUctx_st context;
@@ -67,6 +67,8 @@ struct CUctx_st {
   block *blocks;         /* all memory of the context */
   block *open_chunks;    /* chunks of small pieces with room */
   struct CUmod_st *modules;
+  struct CUarray_st *arrays;
+  struct CUmipmappedArray_st *mipmaps;
   context *next;
 };
 
@@ -140,6 +142,7 @@ bool work_spins(const context *ctx);
 /* ---- memory ---- */
 void pools_trim(context *ctx);
 void pools_drop(context *ctx);
+void arrays_drop(context *ctx);
 void modules_drop(context *ctx);
 
 #endif
