@@ -82,6 +82,7 @@ test-long: E2E_TIMEOUT := 3h
 test-long: test race asan fuzz ## the same with larger counts, sanitizers and fuzzing
 	go test -count=1 -timeout 60m ./api ./scheduler-extender/fit ./scheduler-extender/ledger -rapid.checks=$(CHECKS)
 	vgpu/soft/build/test/corrupt 300
+	$(MAKE) --no-print-directory -C vgpu/lib oracle
 	@$(SHOW_E2E)
 
 # The page's other tests are in test-go and need no browser.

@@ -3,11 +3,13 @@
 #include "box.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -226,4 +228,31 @@ int in_child(int (*work)(void *), void *argument) {
         die("child");
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+int box_for_each_export(const char *path, int (*visit)(const char *name, void *argument), void *argument) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC), count = 0;
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        return -1;
+    }
+    const char *file = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close(fd);
+    const Elf64_Ehdr *head = (const Elf64_Ehdr *)file;
+    const Elf64_Shdr *sections = (const Elf64_Shdr *)(file + head->e_shoff);
+    for (int i = 0; i < head->e_shnum; i++) {
+        if (sections[i].sh_type != SHT_DYNSYM) {
+            continue;
+        }
+        const Elf64_Sym *symbols = (const Elf64_Sym *)(file + sections[i].sh_offset);
+        const char *names = file + sections[sections[i].sh_link].sh_offset;
+        for (size_t s = 0; s < sections[i].sh_size / sizeof *symbols; s++) {
+            const char *name = names + symbols[s].st_name;
+            if (symbols[s].st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbols[s].st_info) == STT_FUNC && strncmp(name, "cu", 2) == 0) {
+                count += visit(name, argument);
+            }
+        }
+    }
+    munmap((void *)file, (size_t)st.st_size);
+    return count;
 }

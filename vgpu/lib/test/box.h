@@ -66,4 +66,8 @@ struct api api_start(const char *library);
 /* Runs work in a child and gives its exit status, or minus the signal that ended it. */
 int in_child(int (*work)(void *), void *argument);
 
+/* Calls visit with the name of each function of the driver's interface that a library's file exports, and adds up
+ * what it gives; -1 where the file can't be read. */
+int box_for_each_export(const char *path, int (*visit)(const char *name, void *argument), void *argument);
+
 #endif

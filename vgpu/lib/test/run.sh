@@ -38,6 +38,7 @@ inside() {
 }
 
 run "tables of blocks and pages" "$folder/pointers_test"
+run "oracle" "$folder/oracle_test" "$here/not_hooked.tbl" "$here/../../soft/tables/cuda_exports.tbl"
 run "share" inside "$cuda_front" "$folder/share_test"
 run "loader" inside "$cuda_front" "$folder/loader_test" "$(realpath "$folder/linked")"
 run "usage file" inside "$cuda_front" "$folder/usage_test"

@@ -1,0 +1,27 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# oracle.sh FOLDER CUDA_FRONT NVML_FRONT NVML_DRIVER DRIVERS: the hook table against real drivers' libraries, and the
+# front over each of them. DRIVERS is where they are, or are fetched to if there are none. Where none can be had this
+# says so and does nothing: the software GPU's tables, which the usual tests use, hold what R535 and R550 export.
+set -u
+folder=$1 cuda_front=$2 nvml_front=$3 nvml=$4 drivers=$5
+here=$(dirname "$0")
+found=$(find "$drivers" -name 'libcuda.so.[0-9]*.*' -type f 2> /dev/null | sort)
+[ -n "$found" ] || found=$("$here/drivers.sh" "$drivers")
+if [ -z "$found" ]; then
+    echo "################################################################################"
+    echo "# NOT TESTED: no real driver library in $drivers, and none could be fetched"
+    echo "# (see $drivers/apt/log). Put libcuda.so.<version> there, or name a folder that"
+    echo "# has some: make -C vgpu/lib oracle DRIVERS=/path"
+    echo "################################################################################"
+    exit 0
+fi
+failed=0
+# shellcheck disable=SC2086 # a list of paths
+"$folder/oracle_test" "$here/not_hooked.tbl" "$here/../../soft/tables/cuda_exports.tbl" $found || failed=1
+for library in $found; do
+    echo "# the front over ${library##*/}"
+    "$here/inside.sh" "$cuda_front" "$nvml_front" "$library" "$nvml" "$folder/loader_test" > "$folder/oracle.log" 2>&1 || failed=1
+    grep -v '^ok ' "$folder/oracle.log"
+done
+exit $failed
