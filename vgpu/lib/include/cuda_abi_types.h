@@ -444,6 +444,14 @@ enum {
   CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8
 };
 
+typedef int CUgraphMem_attribute; /* 11.4; cuuint64_t each */
+enum {
+  CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+  CU_GRAPH_MEM_ATTR_USED_MEM_HIGH = 1,
+  CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
+  CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH = 3
+};
+
 /* ---- modules, functions, launches -------------------------------------- */
 
 typedef int CUfunction_attribute;

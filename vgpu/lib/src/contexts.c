@@ -5,6 +5,7 @@
 #include "limits.h"
 #include "measure.h"
 #include "pointers.h"
+#include "reserves.h"
 
 /* ------------------------------------------------------------------------------------------- devices */
 
@@ -70,13 +71,13 @@ enum carve_where carve_current(const struct carve_driver *d, struct carve_state 
             if (card < 0) {
                 return CARVE_FOREIGN;
             }
-            *place = (struct carve_place){(unsigned)card, 0};
+            *place = (struct carve_place){device, (unsigned)card, 0};
             return CARVE_HERE;
         }
         __atomic_store_n(&s->recent_context, i, __ATOMIC_RELAXED);
         c = &s->contexts[i];
     }
-    *place = (struct carve_place){(unsigned)c->card, c->id};
+    *place = (struct carve_place){c->device, (unsigned)c->card, c->id};
     return CARVE_HERE;
 }
 
@@ -119,6 +120,24 @@ static struct carve_context *list_find_primary(struct carve_state *s, CUdevice d
     return NULL;
 }
 
+bool carve_context_device(struct carve_state *s, CUcontext handle, CUdevice *device) {
+    carve_lock(&s->contexts_lock);
+    const struct carve_context *c = list_find(s, handle);
+    *device = c != NULL ? c->device : -1;
+    carve_unlock(&s->contexts_lock);
+    return c != NULL;
+}
+
+bool carve_contexts_on(struct carve_state *s, unsigned card) {
+    bool found = false;
+    carve_lock(&s->contexts_lock);
+    for (uint32_t i = 0; i < s->contexts_high && !found; i++) {
+        found = s->contexts[i].handle != NULL && s->contexts[i].card == (int)card;
+    }
+    carve_unlock(&s->contexts_lock);
+    return found;
+}
+
 bool carve_primary_known(struct carve_state *s, CUdevice device) {
     carve_lock(&s->contexts_lock);
     bool known = list_find_primary(s, device) != NULL;
@@ -158,7 +177,7 @@ bool carve_context_open(const struct carve_driver *d, CUdevice device, struct ca
     }
     opening->card = (unsigned)card;
     uint32_t units = expected_units(&bank, opening->card);
-    if (!carve_admit(s, opening->card, units, carve_units_bytes(units))) {
+    if (!carve_obtain(d, s, opening->card, units, carve_units_bytes(units))) {
         return false;
     }
     opening->units = units;

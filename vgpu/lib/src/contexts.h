@@ -21,12 +21,19 @@ enum carve_where {
 };
 
 struct carve_place {
+    CUdevice device;
     unsigned card;
     uint32_t context; /* carve_context.id, 0: a context that this process didn't create through the front */
 };
 
 /* Where the calling thread's requests go. */
 enum carve_where carve_current(const struct carve_driver *d, struct carve_state *s, struct carve_place *place);
+
+/* The device of a context on the list; false where it isn't on it. */
+bool carve_context_device(struct carve_state *s, CUcontext handle, CUdevice *device);
+
+/* Whether this process has a context on a card. */
+bool carve_contexts_on(struct carve_state *s, unsigned card);
 
 /* A context that is about to be created: charges it, or says no. */
 struct carve_opening {

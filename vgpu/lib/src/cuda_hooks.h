@@ -42,6 +42,40 @@
     X(cuMemUnmap, "10.2", (CUdeviceptr pointer, size_t bytes), \
       "give back with the last handle and mapping", "-", "pass")
 
+#define CARVE_HOOKS_POOL(X) \
+    X(cuMemAllocAsync, "11.2", (CUdeviceptr *pointer, size_t bytes, CUstream stream), \
+      "charge", "what the pool reserves", "refuse") \
+    X(cuMemAllocAsync_ptsz, "11.2", (CUdeviceptr *pointer, size_t bytes, CUstream stream), \
+      "charge", "what the pool reserves", "refuse") \
+    X(cuMemAllocFromPoolAsync, "11.2", (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream), \
+      "charge", "what the pool reserves", "refuse") \
+    X(cuMemAllocFromPoolAsync_ptsz, "11.2", (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream), \
+      "charge", "what the pool reserves", "refuse") \
+    X(cuMemFreeAsync, "11.2", (CUdeviceptr pointer, CUstream stream), \
+      "give back", "-", "pass") \
+    X(cuMemFreeAsync_ptsz, "11.2", (CUdeviceptr pointer, CUstream stream), \
+      "give back", "-", "pass") \
+    X(cuMemPoolCreate, "11.2", (CUmemoryPool *pool, const CUmemPoolProps *properties), \
+      "follow what the pool reserves", "-", "refuse") \
+    X(cuMemPoolDestroy, "11.2", (CUmemoryPool pool), \
+      "give back once nothing of it is in use", "-", "pass") \
+    X(cuMemPoolTrimTo, "11.2", (CUmemoryPool pool, size_t keep), \
+      "follow what the pool reserves", "-", "pass") \
+    X(cuMemPoolSetAttribute, "11.2", (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), \
+      "follow what the pool reserves", "-", "pass") \
+    X(cuDeviceSetMemPool, "11.2", (CUdevice device, CUmemoryPool pool), \
+      "follow what the pool reserves", "-", "pass") \
+    X(cuStreamSynchronize, "2.0", (CUstream stream), \
+      "follow what pools give back", "-", "pass") \
+    X(cuStreamSynchronize_ptsz, "7.0", (CUstream stream), \
+      "follow what pools give back", "-", "pass") \
+    X(cuEventSynchronize, "2.0", (CUevent event), \
+      "follow what pools give back", "-", "pass") \
+    X(cuCtxSynchronize, "2.0", (void), \
+      "follow what pools give back", "-", "pass") \
+    X(cuCtxSynchronize_v2, "13.0", (CUcontext context), \
+      "follow what pools give back", "-", "pass")
+
 #define CARVE_HOOKS_CONTEXT(X) \
     X(cuCtxCreate, "2.0", (CUcontext *context, unsigned int flags, CUdevice device), \
       "charge", "a context", "refuse") \
@@ -83,6 +117,7 @@
 #define CARVE_CUDA_HOOKS(X) \
     CARVE_HOOKS_LINEAR(X)   \
     CARVE_HOOKS_VIRTUAL(X)  \
+    CARVE_HOOKS_POOL(X)     \
     CARVE_HOOKS_CONTEXT(X)  \
     CARVE_HOOKS_QUERY(X)
 
@@ -92,6 +127,15 @@
     X(cuCtxGetDevice)              \
     X(cuDeviceGetUuid)             \
     X(cuDeviceGetUuid_v2)          \
-    X(cuDevicePrimaryCtxGetState)
+    X(cuDeviceGetDefaultMemPool)   \
+    X(cuDeviceGetMemPool)          \
+    X(cuDevicePrimaryCtxGetState)  \
+    X(cuMemPoolGetAttribute)       \
+    X(cuStreamGetCtx)              \
+    X(cuStreamGetCtx_ptsz)         \
+    X(cuStreamIsCapturing)         \
+    X(cuStreamIsCapturing_ptsz)    \
+    X(cuDeviceGetGraphMemAttribute) \
+    X(cuDeviceGraphMemTrim)
 
 #endif

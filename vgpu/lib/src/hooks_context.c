@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hooks of contexts: what the driver takes for a context counts inside the share. */
 #include "contexts.h"
+#include "reserves.h"
 
 /* The frame of each hook that creates a context by call. */
 #define CREATE(function, handle, device, primary, call)         \
@@ -64,6 +65,7 @@ static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
     } else if (known) {
         carve_context_restore(s, &closing);
     }
+    carve_reserves_follow(carve_driver());
     return result;
 }
 
@@ -79,6 +81,7 @@ static CUresult release(CUresult (*call)(CUdevice), CUdevice device, bool reset)
     struct carve_state *s = carve_state();
     if (s != NULL && result == CUDA_SUCCESS) {
         carve_primary_released(carve_driver(), s, device, reset);
+        carve_reserves_follow(carve_driver());
     }
     return result;
 }

@@ -3,6 +3,7 @@
 #include "contexts.h"
 #include "ledger.h"
 #include "pointers.h"
+#include "reserves.h"
 
 /* What is asked of the driver. The forms of one function differ in make and give_back only. */
 struct call {
@@ -65,7 +66,7 @@ static inline void cancel(struct request *r) {
  * which of the two shows only in the address that the driver gives. So a page is charged, and given back if it
  * wasn't needed. Where there is no room for a page but there is a hole, the driver is asked without a charge,
  * unless sure. */
-static inline bool charge(struct request *r, uint8_t kind, uint64_t bytes, bool sure) {
+static inline bool charge(const struct carve_driver *d, struct request *r, uint8_t kind, uint64_t bytes, bool sure) {
     r->block.kind = kind;
     if (kind == CARVE_KIND_WHOLE && bytes <= CARVE_PIECE_MAX_BYTES) {
         r->block.kind = CARVE_KIND_PIECE;
@@ -87,7 +88,7 @@ static inline bool charge(struct request *r, uint8_t kind, uint64_t bytes, bool 
         r->block.units = carve_page_units(bytes);
         r->charged = r->block.units;
     }
-    if (CARVE_UNLIKELY(!carve_admit(r->s, r->block.card, r->charged, bytes))) {
+    if (CARVE_UNLIKELY(!carve_obtain(d, r->s, r->block.card, r->charged, bytes))) {
         r->charged = 0;
         return false;
     }
@@ -95,13 +96,13 @@ static inline bool charge(struct request *r, uint8_t kind, uint64_t bytes, bool 
 }
 
 /* Fits the charge to what the driver made of a pitched request; false where the larger size doesn't fit. */
-static bool recharge(struct request *r, uint8_t kind, uint64_t bytes) {
+static bool recharge(const struct carve_driver *d, struct request *r, uint8_t kind, uint64_t bytes) {
     if (r->block.kind == CARVE_KIND_PIECE && bytes <= CARVE_PIECE_MAX_BYTES) {
         r->block.units = carve_units_up(bytes); /* a page covers it */
         return true;
     }
     cancel(r);
-    return charge(r, kind, bytes, true);
+    return charge(d, r, kind, bytes, true);
 }
 
 enum kept { KEPT, NOT_KEPT, AGAIN };
@@ -164,7 +165,7 @@ static inline CUresult allocate(const struct carve_driver *d, const struct call 
     }
     for (bool sure = false;; sure = true) {
         uint64_t made = 0, real_pitch = 0;
-        if (CARVE_UNLIKELY(!charge(&r, call->kind, call->bytes, sure))) {
+        if (CARVE_UNLIKELY(!charge(d, &r, call->kind, call->bytes, sure))) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         CARVE_STEP("alloc-charged");
@@ -176,7 +177,7 @@ static inline CUresult allocate(const struct carve_driver *d, const struct call 
         }
         if (call->height != 0) {
             uint64_t real = pitched_bytes(real_pitch, call->height);
-            if (real != call->bytes && !recharge(&r, call->kind, real)) {
+            if (real != call->bytes && !recharge(d, &r, call->kind, real)) {
                 (void)call->give_back(d, made);
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
@@ -356,7 +357,10 @@ static inline CUresult free_block(const struct carve_driver *d, uint64_t address
     struct carve_state *s = carve_state();
     struct carve_pointer block;
     if (CARVE_UNLIKELY(s == NULL || !carve_pointers_take(s, address, &block))) {
-        return call(d, address); /* not charged here: memory of pools, of other processes, nonsense */
+        /* Not charged by address: memory of pools (cases vgpu-6, vgpu-7), of other processes, nonsense. */
+        CUresult result = call(d, address);
+        carve_reserves_follow(d);
+        return result;
     }
     CARVE_STEP("free-forgotten");
     CUresult result = call(d, address);

@@ -3,6 +3,7 @@
 #include "contexts.h"
 #include "ledger.h"
 #include "limits.h"
+#include "reserves.h"
 
 /* Free and total bytes of a card as its tenant sees it; false where the limits can't be read. */
 static bool share(struct carve_state *s, unsigned card, uint64_t *free_bytes, uint64_t *total_bytes) {
@@ -26,6 +27,9 @@ static CUresult current_share(const struct carve_driver *d, uint64_t *free_bytes
     carve_contexts_follow(s);
     switch (carve_current(d, s, &place)) {
     case CARVE_HERE:
+        if (carve_reserves_any(s)) {
+            carve_reserves_settle(d, s, (int)place.card);
+        }
         return share(s, place.card, free_bytes, total_bytes) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
     case CARVE_NOWHERE:
         return CUDA_ERROR_INVALID_CONTEXT;

@@ -3,6 +3,7 @@
 #include "contexts.h"
 #include "ledger.h"
 #include "pointers.h"
+#include "reserves.h"
 #include "virtual.h"
 
 static void give_back(struct carve_state *s, struct carve_gone gone) {
@@ -33,7 +34,7 @@ CARVE_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t b
     }
     carve_contexts_follow(s);
     uint32_t units = carve_page_units(bytes);
-    if (!carve_admit(s, (unsigned)card, units, bytes)) {
+    if (!carve_obtain(d, s, (unsigned)card, units, bytes)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUmemGenericAllocationHandle made = 0;

@@ -144,14 +144,18 @@ static inline void withdraw(struct carve_state *s, unsigned card, struct carve_a
     publish_less(s, card, a);
 }
 
-static inline void commit(struct carve_state *s, unsigned card, struct carve_account *a, uint32_t units) {
-    a->pending -= units;
-    a->used += units;
-    publish(s, card, a);
+static inline void note_peak(struct carve_state *s, unsigned card, struct carve_account *a) {
     if (a->used > a->peak) {
         a->peak = a->used;
         __atomic_store_n(&s->usage->lines[card][s->slot].peak_bytes, carve_units_bytes(a->peak), __ATOMIC_RELAXED);
     }
+}
+
+static inline void commit(struct carve_state *s, unsigned card, struct carve_account *a, uint32_t units) {
+    a->pending -= units;
+    a->used += units;
+    publish(s, card, a);
+    note_peak(s, card, a);
 }
 
 static void refuse(struct carve_state *s, unsigned card, struct carve_account *a, uint64_t asked_bytes) {
@@ -246,7 +250,8 @@ static bool admit_slowly(struct carve_state *s, unsigned card, uint32_t units, u
     return false;
 }
 
-bool carve_try(struct carve_state *s, unsigned card, uint32_t units) {
+/* keep: what fits becomes used, else it stays pending. */
+static inline bool weigh(struct carve_state *s, unsigned card, uint32_t units, bool keep) {
     if (CARVE_UNLIKELY(!carve_slot(s))) {
         return false;
     }
@@ -262,15 +267,39 @@ bool carve_try(struct carve_state *s, unsigned card, uint32_t units) {
          * here, or this request is met there. */
         fits = all(a, sum_others(s, card)) + rest <= carve_limit(s, card);
         CARVE_STEP("weighed");
-        if (CARVE_LIKELY(fits)) {
+        if (CARVE_UNLIKELY(!fits)) {
+            withdraw(s, card, a, units);
+        } else if (keep) {
             commit(s, card, a, units);
             CARVE_STEP("committed");
-        } else {
-            withdraw(s, card, a, units);
         }
     }
     carve_unlock(&a->lock);
     return fits;
+}
+
+bool carve_try(struct carve_state *s, unsigned card, uint32_t units) { return weigh(s, card, units, true); }
+
+bool carve_hold(struct carve_state *s, unsigned card, uint32_t units) { return weigh(s, card, units, false); }
+
+/* Units within what a charge can hold. */
+static uint32_t within(const struct carve_account *a, int64_t units) {
+    uint32_t room = UINT32_MAX - a->used - a->pending;
+    return units < (int64_t)room ? (uint32_t)units : room;
+}
+
+void carve_keep(struct carve_state *s, unsigned card, uint32_t held, int64_t units) {
+    struct carve_account *a = &s->accounts[card];
+    carve_lock(&a->lock);
+    a->pending -= held;
+    if (units < 0) {
+        a->used -= (uint64_t)-units < a->used ? (uint32_t)-units : a->used;
+    } else {
+        a->used += within(a, units);
+    }
+    publish_less(s, card, a); /* in one store: nobody sees it counted twice, or not at all */
+    note_peak(s, card, a);
+    carve_unlock(&a->lock);
 }
 
 bool carve_admit(struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes) {
@@ -321,8 +350,7 @@ void carve_correct(struct carve_state *s, unsigned card, int64_t units) {
         carve_release(s, card, units < -(int64_t)UINT32_MAX ? UINT32_MAX : (uint32_t)-units);
     } else if (units > 0) {
         carve_lock(&a->lock);
-        uint32_t room = UINT32_MAX - a->used - a->pending;
-        uint32_t more = units < (int64_t)room ? (uint32_t)units : room;
+        uint32_t more = within(a, units);
         a->pending += more;
         commit(s, card, a, more);
         carve_unlock(&a->lock);
@@ -344,4 +372,9 @@ uint64_t carve_charged(struct carve_state *s, unsigned card) {
     uint64_t total = all(a, others);
     carve_unlock(&a->lock);
     return total + residual(s, card);
+}
+
+uint32_t carve_room(struct carve_state *s, unsigned card) {
+    uint64_t limit = carve_limit(s, card), charged = carve_charged(s, card);
+    return charged < limit ? (uint32_t)(limit - charged) : 0;
 }

@@ -25,6 +25,14 @@ bool carve_admit(struct carve_state *s, unsigned card, uint32_t units, uint64_t 
 /* The same without waiting for anybody, and without counting a refusal. */
 bool carve_try(struct carve_state *s, unsigned card, uint32_t units);
 
+/* The same for a request of which only the driver's answer shows how much it takes: it stays pending until then, so
+ * that others wait for that instead of being refused for what isn't taken in the end. Nobody is waited for between
+ * hold and keep. */
+bool carve_hold(struct carve_state *s, unsigned card, uint32_t units);
+
+/* The end of that: held units are pending no more, and what is charged grows, or shrinks, by units. */
+void carve_keep(struct carve_state *s, unsigned card, uint32_t held, int64_t units);
+
 /* Takes units back. */
 void carve_release(struct carve_state *s, unsigned card, uint32_t units);
 
@@ -50,6 +58,9 @@ uint32_t carve_limit(struct carve_state *s, unsigned card);
 
 /* Whether the limits file is valid at present. */
 bool carve_limits_readable(struct carve_state *s);
+
+/* What more could be had on a card at this moment, pending requests counted as taken. */
+uint32_t carve_room(struct carve_state *s, unsigned card);
 
 /* What the container has charged on a card, pending requests and the agent's residual included. */
 uint64_t carve_charged(struct carve_state *s, unsigned card);

@@ -23,6 +23,7 @@
 enum {
     CARVE_MAX_DEVICES = 64,   /* ordinals of this process */
     CARVE_MAX_CONTEXTS = 512, /* of this process at one time; each costs the card some 100 MiB */
+    CARVE_MAX_RESERVES = 512, /* pools of this process at one time, and cards with memory of graphs */
 };
 
 /* This process' account on one card. It is what counts; the line in the usage file is a copy for others,
@@ -112,6 +113,26 @@ struct carve_virtual {
     uint32_t free_block;
 };
 
+/* Memory that the driver tells by a figure: see reserves.h. */
+struct carve_reserve {
+    CUmemoryPool pool; /* NULL: what graphs of the device have */
+    uint32_t units;    /* charged: the figure as it was read last */
+    CUdevice device;
+    int8_t card;
+    uint8_t kind;      /* CARVE_RESERVE_*; 0: free place */
+    bool doomed;       /* destroyed by the program, but in use */
+};
+
+enum { CARVE_RESERVE_POOL = 1, CARVE_RESERVE_GRAPHS = 2 };
+
+struct carve_reserves {
+    carve_lock_t lock; /* around everything, and calls of the driver that change a figure */
+    uint32_t count;    /* on the list */
+    uint32_t high;
+    bool by_pages;     /* pools were seen to grow by pages, beyond their first step */
+    struct carve_reserve list[CARVE_MAX_RESERVES];
+};
+
 struct carve_state {
     uint32_t ready;     /* 0: nothing below is valid; else CARVE_READY_* */
     uint32_t owner_pid; /* whose state this is, where fork doesn't wipe it */
@@ -137,6 +158,7 @@ struct carve_state {
 
     struct carve_pointers pointers;
     struct carve_virtual virtual; /* under the lock of pointers */
+    struct carve_reserves reserves;
     struct carve_account accounts[CARVE_MAX_CARDS];
 };
 

@@ -67,6 +67,20 @@ static double pairs(void *handle, size_t bytes) {
     return (now() - start) / CALLS;
 }
 
+static double pool_pairs(void *handle, size_t bytes) {
+    __typeof__(cuMemAllocAsync) *allocate = (__typeof__(cuMemAllocAsync) *)dlsym(handle, "cuMemAllocAsync");
+    __typeof__(cuMemFreeAsync) *release = (__typeof__(cuMemFreeAsync) *)dlsym(handle, "cuMemFreeAsync");
+    CUdeviceptr p;
+    double start = now();
+    for (int i = 0; i < CALLS; i++) {
+        if (allocate(&p, bytes, NULL) != CUDA_SUCCESS || release(p, NULL) != CUDA_SUCCESS) {
+            fprintf(stderr, "the driver refused\n");
+            exit(1);
+        }
+    }
+    return (now() - start) / CALLS;
+}
+
 static double questions(void *handle, size_t bytes) {
     __typeof__(cuMemGetInfo_v2) *info = (__typeof__(cuMemGetInfo_v2) *)dlsym(handle, "cuMemGetInfo_v2");
     size_t f, t;
@@ -104,8 +118,12 @@ int main(void) {
         }
     }
     value = added(a.handle, driver, pairs, 2 * MIB, &bare);
-    fprintf(stderr, "alloc and free of 2 MiB, %d live: driver alone %.1f ns, added %.1f ns\n", KEPT, bare, value);
+    printf("allocfree_ns_10k %.1f ns\n", value);
+    fprintf(stderr, "alloc and free of 2 MiB, %d live: driver alone %.1f ns\n", KEPT, bare);
     value = added(a.handle, driver, questions, 0, &bare);
-    fprintf(stderr, "cuMemGetInfo: driver alone %.1f ns, added %.1f ns\n", bare, value);
+    printf("meminfo_ns %.1f ns\n", value);
+    fprintf(stderr, "cuMemGetInfo: driver alone %.1f ns\n", bare);
+    value = added(a.handle, driver, pool_pairs, 4 * MIB, &bare);
+    fprintf(stderr, "cuMemAllocAsync and cuMemFreeAsync of 4 MiB: driver alone %.1f ns, added %.1f ns\n", bare, value);
     return 0;
 }

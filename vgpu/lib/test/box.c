@@ -200,6 +200,9 @@ struct api api_load(const char *library) {
     FIND(cuMemGetInfo)
     FIND(cuMemGetInfo_v2)
     FIND(cuGetProcAddress_v2)
+    FIND(cuMemAllocAsync)
+    FIND(cuMemFreeAsync)
+    FIND(cuStreamSynchronize)
     return a;
 }
 

@@ -56,6 +56,9 @@ struct api {
     __typeof__(cuMemGetInfo) *cuMemGetInfo;
     __typeof__(cuMemGetInfo_v2) *cuMemGetInfo_v2;
     __typeof__(cuGetProcAddress_v2) *cuGetProcAddress_v2;
+    __typeof__(cuMemAllocAsync) *cuMemAllocAsync;
+    __typeof__(cuMemFreeAsync) *cuMemFreeAsync;
+    __typeof__(cuStreamSynchronize) *cuStreamSynchronize;
 };
 
 /* Loads a library and finds all of them in it; ends the program where one is missing. */

@@ -40,6 +40,9 @@ static void act(int from, int to) {
         case 'a':
             result = a.cuMemAlloc_v2(&held, o.bytes);
             break;
+        case 'p': /* from the pool */
+            result = a.cuMemAllocAsync(&held, o.bytes, NULL);
+            break;
         default:
             result = a.cuMemFree_v2(held);
         }
@@ -93,6 +96,8 @@ static void arm(struct puppet *p, const char *step, unsigned after, int signal_n
 }
 
 static void ask(struct puppet *p, uint64_t mib) { tell(p, (struct order){.what = 'a', .bytes = mib * MIB}); }
+
+static void ask_pool(struct puppet *p, uint64_t mib) { tell(p, (struct order){.what = 'p', .bytes = mib * MIB}); }
 
 static CUresult allocate(struct puppet *p, uint64_t mib) {
     ask(p, mib);
@@ -173,24 +178,47 @@ static void block_that_moves(void) {
     dismiss(&y), dismiss(&a), dismiss(&b);
 }
 
-/* Whoever stands in the way and doesn't move, stopped or dead, costs others a bounded wait. */
-static void stands_in_the_way(int signal_number) {
-    printf("# a process that is %s with a request pending\n", signal_number == SIGSTOP ? "stopped" : "killed");
-    start(2, 600);
+/* What a request of a pool holds for it to grow, others wait for: it may not be taken in the end. */
+static void held_for_a_pool(void) {
+    printf("# a request that waits for what is held for a pool\n");
+    start(2, 64);
     struct puppet a = lead(), b = lead();
-    arm(&b, "pending", 0, signal_number);
-    ask(&b, 400);
+    ask_pool(&a, 20);
+    check(answer(&a, 10000) == CUDA_SUCCESS && box_used(0) == (32 + 2 * CONTEXT_MIB) * MIB, "a pool has 32, of which 12 are idle");
+    arm(&a, "reserve-held", 0, SIGSTOP);
+    ask_pool(&a, 10);
+    check(stopped(&a) && box_pending(0) == 32 * MIB, "10 more are asked of it, and 32 held");
+    ask(&b, 32);
+    usleep(5000);
+    check(answer(&b, 0) == -1, "another process that needs those waits");
+    go_on(&a);
+    check(answer(&a, 10000) == CUDA_SUCCESS && answer(&b, 10000) == CUDA_SUCCESS, "both are served");
+    check(box_used(0) == (64 + 2 * CONTEXT_MIB) * MIB && box_pending(0) == 0, "all is taken");
+    dismiss(&a), dismiss(&b);
+}
+
+/* Whoever stands in the way and doesn't move, stopped or dead, costs others a bounded wait. */
+static void stands_in_the_way(int signal_number, const char *step, bool pool) {
+    printf("# a process that is %s at %s\n", signal_number == SIGSTOP ? "stopped" : "killed", step);
+    start(2, 608);
+    struct puppet a = lead(), b = lead();
+    arm(&b, step, 0, signal_number);
+    if (pool) {
+        ask_pool(&b, 415); /* which takes 416 of the card */
+    } else {
+        ask(&b, 416);
+    }
     if (signal_number == SIGSTOP) {
-        check(stopped(&b), "it has published 400");
+        check(stopped(&b), "it has published 416");
     } else {
         waitpid(b.pid, NULL, 0);
-        check(box_pending(0) == 400 * MIB, "it has published 400");
+        check(box_pending(0) == 416 * MIB, "it has published 416");
     }
     double before = milliseconds();
     CUresult result = allocate(&a, 300);
     double took = milliseconds() - before;
     check(result == CUDA_ERROR_OUT_OF_MEMORY && took < 5000, "a request that needs the room is refused after a while (%.0f ms)", took);
-    check(allocate(&a, 200) == CUDA_SUCCESS && release(&a) == CUDA_SUCCESS, "one that fits beside it is had");
+    check(allocate(&a, 192) == CUDA_SUCCESS && release(&a) == CUDA_SUCCESS, "one that fits beside it is had");
     if (signal_number == SIGSTOP) {
         go_on(&b);
         check(answer(&b, 10000) == CUDA_SUCCESS, "going on, it gets what it asked for");
@@ -200,7 +228,7 @@ static void stands_in_the_way(int signal_number) {
                 box_reclaim(i);
             }
         }
-        check(allocate(&a, 600) == CUDA_SUCCESS, "reclaimed, its room is had");
+        check(allocate(&a, 608) == CUDA_SUCCESS, "reclaimed, its room is had");
     }
     dismiss(&a), dismiss(&b);
 }
@@ -208,7 +236,11 @@ static void stands_in_the_way(int signal_number) {
 int main(void) {
     fits_beside_either();
     block_that_moves();
-    stands_in_the_way(SIGSTOP);
-    stands_in_the_way(SIGKILL);
+    held_for_a_pool();
+    stands_in_the_way(SIGSTOP, "pending", false);
+    stands_in_the_way(SIGKILL, "pending", false);
+    stands_in_the_way(SIGSTOP, "reserve-held", true);
+    stands_in_the_way(SIGKILL, "reserve-held", true);
+    stands_in_the_way(SIGKILL, "reserve-done", true);
     return tap_done();
 }

@@ -22,6 +22,7 @@ enum { WORKERS = 4, CONTEXT_MIB = 20, MOST_INTERVALS = 1 << 16 };
 static const char *const steps[] = {
     "claim", "claimed", "attached", "pending", "weighed", "committed", "slow-pending",
     "alloc-charged", "alloc-done", "free-forgotten", "free-done", "free-given-back",
+    "reserve-held", "reserve-done", "reserve-charged",
 };
 enum { STEPS = sizeof steps / sizeof steps[0] };
 
@@ -85,13 +86,18 @@ static struct api arm_and_start(unsigned *seed, bool kills) {
 static void allocate_at_random(unsigned worker, unsigned seed, unsigned operations) {
     struct api a = arm_and_start(&seed, true);
     CUdeviceptr p[8] = {0};
+    bool pooled = rand_r(&seed) % 2 == 0; /* half of them use the pool, too */
     for (unsigned i = 0; i < operations; i++) {
         unsigned at = (unsigned)rand_r(&seed) % 8;
+        if (pooled && rand_r(&seed) % 16 == 0) {
+            logs[worker].wrong += a.cuStreamSynchronize(NULL) != CUDA_SUCCESS;
+        }
         if (p[at] != 0) {
-            logs[worker].wrong += a.cuMemFree_v2(p[at]) != CUDA_SUCCESS;
+            logs[worker].wrong += (at % 2 == 0 ? a.cuMemFree_v2(p[at]) : a.cuMemFreeAsync(p[at], NULL)) != CUDA_SUCCESS;
             p[at] = 0;
         } else {
-            CUresult result = a.cuMemAlloc_v2(&p[at], (2 + (uint64_t)rand_r(&seed) % 300) * MIB);
+            uint64_t bytes = (2 + (uint64_t)rand_r(&seed) % 300) * MIB;
+            CUresult result = pooled && rand_r(&seed) % 2 == 0 ? a.cuMemAllocAsync(&p[at], bytes, NULL) : a.cuMemAlloc_v2(&p[at], bytes);
             logs[worker].granted += result == CUDA_SUCCESS;
             logs[worker].refused += result == CUDA_ERROR_OUT_OF_MEMORY;
             logs[worker].wrong += result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY;
@@ -186,7 +192,7 @@ static void no_overrun(unsigned seconds) {
 /* ---- no false refusal ---- */
 
 /* Holds and gives back one size, again and again, and notes when it held and when it was refused. */
-static void hold_and_release(unsigned worker, unsigned seed, uint64_t bytes, uint64_t end, bool notes, bool stops) {
+static void hold_and_release(unsigned worker, unsigned seed, uint64_t bytes, uint64_t end, bool notes, bool stops, bool pooled) {
     struct api a = arm_and_start(&seed, false);
     arm_function arm = (arm_function)dlsym(a.handle, "carve_test_arm");
     struct log *log = &logs[worker];
@@ -196,12 +202,17 @@ static void hold_and_release(unsigned worker, unsigned seed, uint64_t bytes, uin
             arm(steps[3 + (unsigned)rand_r(&seed) % (STEPS - 3)], 0, SIGSTOP);
         }
         uint64_t from = now();
-        CUresult result = a.cuMemAlloc_v2(&p, bytes);
+        CUresult result = pooled ? a.cuMemAllocAsync(&p, bytes, NULL) : a.cuMemAlloc_v2(&p, bytes);
         if (result == CUDA_SUCCESS) {
             for (int spin = rand_r(&seed) % 2000; spin > 0; spin--) {
                 __asm__ volatile("");
             }
-            a.cuMemFree_v2(p);
+            if (pooled) {
+                a.cuMemFreeAsync(p, NULL);
+                a.cuStreamSynchronize(NULL); /* which gives it back to the card */
+            } else {
+                a.cuMemFree_v2(p);
+            }
             if (notes) {
                 note(log->held, &log->held_count, from, now());
             }
@@ -258,7 +269,7 @@ static void impossible_sibling(unsigned seconds) {
     for (unsigned w = 0; w < 4; w++) {
         if (fork() == 0) {
             if (w < 2) {
-                hold_and_release(w, w + 1, 300 * MIB, end, false, false);
+                hold_and_release(w, w + 1, 300 * MIB, end, false, false, false);
             }
             /* One size is over the limit by itself, the other by what its process has as a context. */
             ask_the_impossible(w, w == 2 ? 5000 * MIB : (600 + 3 * CONTEXT_MIB + 2) * MIB, end);
@@ -292,13 +303,13 @@ static bool justified(struct interval refusal, const struct log *x, const struct
     return false;
 }
 
-static void every_refusal_is_justified(unsigned seconds, bool stops) {
+static void every_refusal_is_justified(unsigned seconds, bool stops, unsigned pooled) {
     uint64_t end = now() + seconds * 1000000000ull;
     unsigned unjustified = 0, refused = 0, granted = 0;
-    start_box(600, 3);
+    start_box(640, 3);
     for (unsigned w = 0; w < 3; w++) {
         if (fork() == 0) {
-            hold_and_release(w, w + 1 + 10 * stops, 300 * MIB, end, true, stops);
+            hold_and_release(w, w + 1 + 10 * stops, 320 * MIB, end, true, stops, w < pooled);
         }
     }
     wait_for_all(3);
@@ -310,7 +321,7 @@ static void every_refusal_is_justified(unsigned seconds, bool stops) {
         }
     }
     printf("# %u grants, %u refusals\n", granted, refused);
-    check(granted > 300, "three processes share room for two%s", stops ? ", stopped now and then between the steps" : "");
+    check(granted > 300, "three processes share room for two%s%s", pooled > 0 ? ", two of them by a pool" : "", stops ? ", stopped now and then between the steps" : "");
     check(unjustified == 0, "each refusal has two others that held the room (%u have not)", unjustified);
 }
 
@@ -323,7 +334,9 @@ int main(int argc, char **argv) {
     }
     no_overrun(3 * seconds);
     impossible_sibling(seconds);
-    every_refusal_is_justified(seconds, false);
-    every_refusal_is_justified(seconds, true);
+    every_refusal_is_justified(seconds, false, 0);
+    every_refusal_is_justified(seconds, true, 0);
+    every_refusal_is_justified(seconds, false, 2);
+    every_refusal_is_justified(seconds, true, 2);
     return tap_done();
 }

@@ -362,6 +362,39 @@ SCENARIO(limits_damaged_later) {
     check(a.cuMemAlloc_v2(&q, 10 * MIB) == CUDA_SUCCESS, "mended, they serve again");
 }
 
+SCENARIO(pools) {
+    fresh(1, CONTEXT_MIB + 100, CONTEXT_MIB);
+    struct api a = api_start("libcuda.so.1");
+    CUdeviceptr p, q, r = 5;
+    check(a.cuMemAllocAsync(&p, 70 * MIB, NULL) == CUDA_SUCCESS && box_used(0) == (CONTEXT_MIB + 96) * MIB, "a pool takes three steps for 70 MiB");
+    check(a.cuMemAllocAsync(&q, 20 * MIB, NULL) == CUDA_SUCCESS && box_used(0) == (CONTEXT_MIB + 96) * MIB, "20 more are had of them though nothing else is free");
+    a.cuMemFreeAsync(q, NULL);
+    truth->capturing = 1;
+    check(a.cuMemAllocAsync(&q, 90 * MIB, NULL) == CUDA_SUCCESS && box_used(0) == (CONTEXT_MIB + 96) * MIB && box_pending(0) == 0, "what is captured takes nothing yet, and isn't refused");
+    truth->capturing = 0;
+    truth->in_holes = 1;
+    check(a.cuMemAllocAsync(&r, 20 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY && r == 5, "where the pool grew for want of a hole, though it can't, it is refused");
+    check(box_used(0) == (CONTEXT_MIB + 96) * MIB && truth->used[0] == box_used(0) && box_pending(0) == 0, "and what it grew by is given back");
+    truth->refuse_next = 1;
+    check(a.cuMemAllocAsync(&r, 90 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY && box_used(0) == truth->used[0] && box_pending(0) == 0, "nor is anything left of what the driver refuses");
+    truth->refuse_next = 0;
+    box_limits()->generation += 2;
+    check(a.cuMemAllocAsync(&r, MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY && r == 5, "without limits nothing is had, though the pool has it");
+    check(a.cuMemFreeAsync(p, NULL) == CUDA_SUCCESS && a.cuStreamSynchronize(NULL) == CUDA_SUCCESS, "what there is can be freed");
+    box_limits()->generation -= 2;
+    check(a.cuMemFreeAsync(q, NULL) == CUDA_SUCCESS && a.cuStreamSynchronize(NULL) == CUDA_SUCCESS && box_used(0) == truth->used[0], "and ledger and card agree");
+    /* A child starts anew, pools and all. */
+    check(a.cuMemAllocAsync(&p, 32 * MIB, NULL) == CUDA_SUCCESS, "a pool is in use");
+    uint64_t before = box_used(0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        a.cuStreamSynchronize(NULL);
+        _exit(box_used(0) == before ? 0 : 1);
+    }
+    int status = -1;
+    check(waitpid(pid, &status, 0) == pid && status == 0, "a forked child has no part in it");
+}
+
 static struct api shared_api;
 static void *stress(void *argument) {
     CUcontext ctx = argument;
@@ -537,7 +570,7 @@ int main(int argc, char **argv) {
         {"exact limit", exact_limit}, {"rounding", rounding}, {"pitch and managed", pitch_and_managed},
         {"the driver's answers", drivers_answers}, {"contexts", contexts}, {"context cost is learnt", context_cost_is_learnt},
         {"resize", resize}, {"cards by UUID", cards_by_uuid}, {"a card without a share", card_without_a_share},
-        {"limits damaged later", limits_damaged_later}, {"threads", threads}, {"forked children", forked_children},
+        {"limits damaged later", limits_damaged_later}, {"pools", pools}, {"threads", threads}, {"forked children", forked_children},
         {"waits for the agent", waits_for_the_agent}, {"who is gone", who_is_gone}, {"exec leaves its charge", exec_leaves_its_charge}, {"slots run out", slots_run_out},
         {"open with files", open_with_files},
     };

@@ -15,7 +15,7 @@
 
 #include "cuda_abi.h"
 #include "cuda_hooks.h"
-#include "stub_truth.h"
+#include "stub.h"
 
 enum { PAGE_SHIFT = 21, PAGES = 1 << 21, CONTEXTS = 64, MANAGED = 1, PIECES = 2 };
 
@@ -50,6 +50,12 @@ static void lock(void) {
     }
 }
 static void unlock(void) { __atomic_store_n(&lock_word, 0, __ATOMIC_RELEASE); }
+void stub_lock(void) { lock(); }
+void stub_unlock(void) { unlock(); }
+struct stub_truth *stub_books(void) { return truth; }
+int stub_card(CUdevice device) { return device >= 0 && device < device_count ? visible[device] : -1; }
+bool stub_pool_free(uint64_t address, CUresult *result);
+void stub_pools_drop(int device);
 
 /* ---- the books ---- */
 
@@ -83,6 +89,9 @@ static void give(int card, uint64_t bytes) {
         __atomic_sub_fetch(&truth->by_process[getpid() % STUB_PROCESSES][card], bytes, __ATOMIC_SEQ_CST);
     }
 }
+
+bool stub_take(int card, uint64_t bytes) { return take(card, bytes); }
+void stub_give(int card, uint64_t bytes) { give(card, bytes); }
 
 /* ---- start ---- */
 
@@ -182,6 +191,9 @@ static void drop(CUcontext ctx) {
         cuts[i].page = cuts[i].page != 0 && block_context[cuts[i].page] == index ? 0 : cuts[i].page;
     }
     ctx->live = false;
+    if (!others_on(ctx)) {
+        stub_pools_drop(ctx->device);
+    }
     if (truth != NULL && !others_on(ctx)) {
         give(visible[ctx->device], truth->context_bytes);
     }
@@ -364,6 +376,10 @@ static CUresult release(uint64_t address) {
     if (current == NULL) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
+    CUresult result;
+    if (stub_pool_free(address, &result)) {
+        return result;
+    }
     lock();
     if (address < base || page >= next_page || (block_pages[page] == 0 && pieces[page] == 0)) {
         unlock();
@@ -445,7 +461,9 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) { (void)pointer, (void)bytes; return CUDA_ERROR_NOT_SUPPORTED; }
 
 struct entry { const char *name; const char *release; void *function; };
-extern CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice) __attribute__((weak, visibility("hidden")));
+#define ABSENT __attribute__((weak, visibility("hidden")))
+extern CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice) ABSENT;
+extern CUresult cuCtxSynchronize_v2(CUcontext) ABSENT;
 static const struct entry entries[] = {
 #define X(name, release, ...) {#name, release, (void *)name},
     CARVE_CUDA_HOOKS(X)
