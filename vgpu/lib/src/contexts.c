@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "contexts.h"
 
+#include "arrays.h"
 #include "ledger.h"
 #include "limits.h"
 #include "measure.h"
@@ -235,6 +236,8 @@ void carve_context_opened(struct carve_opening *opening, CUcontext handle, bool 
 void carve_block_gone(struct carve_state *s, const struct carve_pointer *block, bool last) {
     if (last) {
         carve_release_page(s, block->card);
+    } else if (block->kind == CARVE_KIND_ARRAY) {
+        carve_array_give(s, block);
     } else if (block->kind != CARVE_KIND_PIECE) {
         carve_release(s, block->card, block->units);
     }

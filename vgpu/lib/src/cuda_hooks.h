@@ -76,6 +76,23 @@
     X(cuCtxSynchronize_v2, "13.0", (CUcontext context), \
       "follow what pools give back", "-", "pass")
 
+#define CARVE_HOOKS_ARRAY(X) \
+    X(cuArrayCreate, "2.0", (CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *descriptor), \
+      "charge", "as the driver tells, in 64 KiB, above 1 MiB in pages", "refuse") \
+    X(cuArrayCreate_v2, "3.2", (CUarray *array, const CUDA_ARRAY_DESCRIPTOR *descriptor), \
+      "charge", "as the driver tells, in 64 KiB, above 1 MiB in pages", "refuse") \
+    X(cuArray3DCreate, "2.0", (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *descriptor), \
+      "charge", "as the driver tells, in 64 KiB, above 1 MiB in pages", "refuse") \
+    X(cuArray3DCreate_v2, "3.2", (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor), \
+      "charge", "as the driver tells, in 64 KiB, above 1 MiB in pages", "refuse") \
+    X(cuArrayDestroy, "2.0", (CUarray array), \
+      "give back", "-", "pass") \
+    X(cuMipmappedArrayCreate, "5.0", \
+      (CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels), \
+      "charge", "as the driver tells, in 64 KiB, above 1 MiB in pages", "refuse") \
+    X(cuMipmappedArrayDestroy, "5.0", (CUmipmappedArray array), \
+      "give back", "-", "pass")
+
 #define CARVE_HOOKS_CONTEXT(X) \
     X(cuCtxCreate, "2.0", (CUcontext *context, unsigned int flags, CUdevice device), \
       "charge", "a context", "refuse") \
@@ -118,11 +135,14 @@
     CARVE_HOOKS_LINEAR(X)   \
     CARVE_HOOKS_VIRTUAL(X)  \
     CARVE_HOOKS_POOL(X)     \
+    CARVE_HOOKS_ARRAY(X)    \
     CARVE_HOOKS_CONTEXT(X)  \
     CARVE_HOOKS_QUERY(X)
 
 /* Functions that the front calls and doesn't hook. */
 #define CARVE_CUDA_CALLS(X)        \
+    X(cuArrayGetMemoryRequirements) \
+    X(cuMipmappedArrayGetMemoryRequirements) \
     X(cuCtxGetCurrent)             \
     X(cuCtxGetDevice)              \
     X(cuDeviceGetUuid)             \

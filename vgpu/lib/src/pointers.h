@@ -15,7 +15,13 @@ enum {
     CARVE_KIND_WHOLE = 0,   /* pages of its own */
     CARVE_KIND_PIECE = 1,   /* part of a page */
     CARVE_KIND_MANAGED = 2, /* pages that the driver may move between host and card */
+    CARVE_KIND_ARRAY = 3,   /* a small array: part of a page whose address isn't shown */
 };
+
+/* What has a handle and no address is known by this, which no address of device memory is. */
+static inline uint64_t carve_handle_key(const void *handle) {
+    return (uint64_t)(uintptr_t)handle << CARVE_UNIT_SHIFT | (uint64_t)1 << 63;
+}
 
 /* Bytes in whole pages, in units; saturates. */
 static inline uint32_t carve_page_units(uint64_t bytes) {

@@ -59,7 +59,8 @@ struct carve_pointer {
     uint32_t units;   /* size, rounded as the driver does */
     uint32_t context; /* carve_context.id; 0: a context that this library doesn't know */
     uint8_t card;
-    uint8_t kind; /* CARVE_KIND_* */
+    uint8_t kind;   /* CARVE_KIND_* */
+    uint32_t place; /* of an array: see arrays.c */
 };
 
 /* A page from which the driver cut pieces. It is what is charged for them. */
@@ -113,6 +114,24 @@ struct carve_virtual {
     uint32_t free_block;
 };
 
+/* A page that small arrays share: see arrays.c. */
+struct carve_array_page {
+    uint32_t taken; /* a bit for each slot */
+    uint32_t context;
+    uint32_t next;
+    uint8_t lowest; /* slots below it are taken */
+    uint8_t card;
+    bool listed;    /* among those in which a hole is looked for */
+};
+
+struct carve_arrays {
+    carve_lock_t lock;
+    uint32_t count, room; /* of pages */
+    uint32_t open;        /* the first that is listed, counted from 1 */
+    uint32_t free_page;
+    struct carve_array_page *pages;
+};
+
 /* Memory that the driver tells by a figure: see reserves.h. */
 struct carve_reserve {
     CUmemoryPool pool; /* NULL: what graphs of the device have */
@@ -159,6 +178,7 @@ struct carve_state {
     struct carve_pointers pointers;
     struct carve_virtual virtual; /* under the lock of pointers */
     struct carve_reserves reserves;
+    struct carve_arrays arrays;
     struct carve_account accounts[CARVE_MAX_CARDS];
 };
 

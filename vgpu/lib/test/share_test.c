@@ -395,6 +395,31 @@ SCENARIO(pools) {
     check(waitpid(pid, &status, 0) == pid && status == 0, "a forked child has no part in it");
 }
 
+/* A driver that can't be asked for the sizes of arrays. */
+SCENARIO(arrays) {
+    fresh(1, CONTEXT_MIB + 100, CONTEXT_MIB);
+    struct api a = api_start("libcuda.so.1");
+    __typeof__(cuArray3DCreate_v2) *create = (__typeof__(cuArray3DCreate_v2) *)dlsym(a.handle, "cuArray3DCreate_v2");
+    __typeof__(cuArrayDestroy) *destroy = (__typeof__(cuArrayDestroy) *)dlsym(a.handle, "cuArrayDestroy");
+    CUDA_ARRAY3D_DESCRIPTOR big = {.Width = 4096, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, small = {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+    CUarray p, q = (CUarray)5, few[40];
+    check(create(&p, &big) == CUDA_SUCCESS && box_used(0) == (CONTEXT_MIB + 64) * MIB && truth->used[0] == box_used(0), "an array of 4096 x 1024 x 4 floats takes 64 MiB");
+    check(create(&q, &big) == CUDA_ERROR_OUT_OF_MEMORY && q == (CUarray)5 && truth->used[0] == (CONTEXT_MIB + 64) * MIB, "a second one is refused");
+    check(destroy(p) == CUDA_SUCCESS && box_used(0) == CONTEXT_MIB * MIB, "destroyed, it is back");
+    for (int i = 0; i < 40; i++) {
+        create(&few[i], &small);
+    }
+    check(box_used(0) == (CONTEXT_MIB + 4) * MIB, "40 small ones of 64 KiB take two pages");
+    for (int i = 0; i < 40; i++) {
+        destroy(few[i]);
+    }
+    check(box_used(0) == CONTEXT_MIB * MIB && box_usage()->lines[0][0].allocations == 0, "which go with the last of them");
+    truth->refuse_next = 1;
+    check(create(&p, &big) == CUDA_ERROR_OUT_OF_MEMORY && box_used(0) == CONTEXT_MIB * MIB, "what the driver refuses isn't charged");
+    big.Flags = CUDA_ARRAY3D_SPARSE;
+    check(create(&p, &big) == CUDA_ERROR_INVALID_VALUE && destroy(NULL) == CUDA_ERROR_INVALID_HANDLE && create(NULL, &big) == CUDA_ERROR_INVALID_VALUE, "nonsense is the driver's to refuse");
+}
+
 static struct api shared_api;
 static void *stress(void *argument) {
     CUcontext ctx = argument;
@@ -570,7 +595,7 @@ int main(int argc, char **argv) {
         {"exact limit", exact_limit}, {"rounding", rounding}, {"pitch and managed", pitch_and_managed},
         {"the driver's answers", drivers_answers}, {"contexts", contexts}, {"context cost is learnt", context_cost_is_learnt},
         {"resize", resize}, {"cards by UUID", cards_by_uuid}, {"a card without a share", card_without_a_share},
-        {"limits damaged later", limits_damaged_later}, {"pools", pools}, {"threads", threads}, {"forked children", forked_children},
+        {"limits damaged later", limits_damaged_later}, {"pools", pools}, {"arrays", arrays}, {"threads", threads}, {"forked children", forked_children},
         {"waits for the agent", waits_for_the_agent}, {"who is gone", who_is_gone}, {"exec leaves its charge", exec_leaves_its_charge}, {"slots run out", slots_run_out},
         {"open with files", open_with_files},
     };

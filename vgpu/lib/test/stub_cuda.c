@@ -464,6 +464,11 @@ struct entry { const char *name; const char *release; void *function; };
 #define ABSENT __attribute__((weak, visibility("hidden")))
 extern CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice) ABSENT;
 extern CUresult cuCtxSynchronize_v2(CUcontext) ABSENT;
+extern CUresult cuArrayCreate(CUarray *, const CUDA_ARRAY_DESCRIPTOR_v1 *) ABSENT;
+extern CUresult cuArray3DCreate(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR_v1 *) ABSENT;
+extern CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *) ABSENT;
+extern CUresult cuMipmappedArrayCreate(CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int) ABSENT;
+extern CUresult cuMipmappedArrayDestroy(CUmipmappedArray) ABSENT;
 static const struct entry entries[] = {
 #define X(name, release, ...) {#name, release, (void *)name},
     CARVE_CUDA_HOOKS(X)

@@ -222,7 +222,7 @@ static CUresult allocate_small(context *ctx, arena *a, uint64_t bytes, bool opaq
       *out = piece_take(chunk, first, count, (uint32_t)bytes);
       return CUDA_SUCCESS;
     }
-    if (chunk->lowest >= CHUNK_PIECES) { /* full: come back to it when something is freed */
+    if (chunk->opaque == opaque && chunk->lowest >= CHUNK_PIECES) { /* full: come back to it when something is freed */
       *link = chunk->next_open;
       chunk->listed = false;
     } else {
