@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/gpunodes"
 	"github.com/carve-gpu/carve/scheduler-extender/explain"
 )
@@ -190,11 +191,11 @@ func printExplained(w io.Writer, r explain.Report, now time.Time, all bool) erro
 	if z := r.Resize; z != nil {
 		switch {
 		case z.Pending:
-			fmt.Fprintf(t, "Resize:\t%s waits for the extender's answer\n", z.ID)
+			fmt.Fprintf(t, "Resize:\tto %s waits for the extender's answer\n", amounts(z.Asked))
 		case z.Message != "":
-			fmt.Fprintf(t, "Resize:\t%s was %s: %s\n", z.ID, z.Outcome, z.Message)
+			fmt.Fprintf(t, "Resize:\tthe last one was %s: %s\n", z.Outcome, z.Message)
 		default:
-			fmt.Fprintf(t, "Resize:\t%s was %s\n", z.ID, z.Outcome)
+			fmt.Fprintf(t, "Resize:\tthe last one was %s, as generation %d\n", z.Outcome, z.Generation)
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -322,4 +323,23 @@ func missing(c explain.Card) string {
 		return fmt.Sprintf("%d%% are", c.Missing)
 	}
 	return fmt.Sprintf("%d are", c.Missing)
+}
+
+// amounts says what a resize asks for.
+func amounts(asked map[string]api.ResizeAmounts) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(asked)) {
+		what := []string{name + ":"}
+		if m := asked[name].MemMiB; m != nil {
+			what = append(what, fmt.Sprintf("%d MiB", *m))
+		}
+		if c := asked[name].Cores; c != nil {
+			what = append(what, fmt.Sprintf("%d %% of compute", *c))
+		}
+		parts = append(parts, strings.Join(what, " "))
+	}
+	if len(parts) == 0 {
+		return "what can't be read"
+	}
+	return strings.Join(parts, ", ")
 }

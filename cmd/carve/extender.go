@@ -233,7 +233,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		Ready: source.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
 		Page: page.Handler(page.Config{Source: clusterPage{books, informer.GetStore()}, Names: page.Names(o.pageNames), Done: ctx.Done()}),
 	})
-	resizer := newResizer(kube, books, source, registry, log)
+	resizer := newResizer(ctx, kube, books, source, registry, log)
 	webhook, err := o.newWebhook(kube, bundle, registry, log)
 	if err != nil {
 		return err

@@ -1,25 +1,51 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 )
 
+// Reasons of the extender's events on pods.
+const (
+	reasonResized       = "Resized"
+	reasonResizeRefused = "ResizeRefused"
+)
+
 // newResizer makes the extender's answerer of live resizes, and has the source
 // tell it of pods and reports.
-func newResizer(kube kubernetes.Interface, books *ledger.Ledger, source *cluster.Source, registry prometheus.Registerer, log *slog.Logger) *cluster.Resizer {
+func newResizer(ctx context.Context, kube kubernetes.Interface, books *ledger.Ledger, source *cluster.Source, registry prometheus.Registerer, log *slog.Logger) *cluster.Resizer {
 	answers := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "carve_extender_resizes_total", Help: "Live resizes by answer: granted, refused, or taken-back because the node couldn't put it in force.",
 	}, []string{"outcome"})
 	registry.MustRegister(answers)
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: kube.CoreV1().Events("")})
+	events := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "carve-extender"})
 	source.Resizer = cluster.NewResizer(cluster.ResizerConfig{
 		Kube: kube, Ledger: books, Ready: source.Ready, Pod: source.Pod, Log: log,
-		Answered: func(outcome string) { answers.WithLabelValues(outcome).Inc() },
+		Answered: func(pod ledger.Ref, outcome, message string) {
+			answers.WithLabelValues(outcome).Inc()
+			// Who asked sees it on the pod; this is for those who look later.
+			p := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
+			switch outcome {
+			case api.ResizeGranted:
+				events.Event(p, corev1.EventTypeNormal, reasonResized, "the share's new size is granted")
+			case api.ResizeRefused:
+				events.Event(p, corev1.EventTypeWarning, reasonResizeRefused, message)
+			} // what a node refuses, the node says itself
+		},
 	})
 	return source.Resizer
 }

@@ -266,7 +266,9 @@ func (r *resizer) run(ctx context.Context) (*resizeView, error) {
 	why, err := r.await(ctx, view, id)
 	view.Seconds = time.Since(begin).Seconds()
 	if err != nil && ctx.Err() != nil {
-		view.Outcome = "asked"
+		if view.Outcome == "" {
+			view.Outcome = "asked"
+		}
 		return view, fmt.Errorf("resize pod %s/%s: no end after %s: %s", r.namespace, r.name, r.options.timeout, why)
 	}
 	return view, err

@@ -61,8 +61,8 @@ type ResizerConfig struct {
 	// resourceVersion and annotations of ours are read.
 	Pod func(ledger.Ref) *corev1.Pod
 	// Answered is told of each answer that was written: granted, refused, or
-	// taken-back.
-	Answered func(outcome string)
+	// taken-back, with the sentence that says why it isn't granted.
+	Answered func(pod ledger.Ref, outcome, message string)
 	Log      *slog.Logger
 }
 
@@ -189,7 +189,7 @@ func (r *Resizer) look(ctx context.Context, ref ledger.Ref) (again time.Duration
 	if o == ledger.Written {
 		r.Log.Info("resize answered", "pod", ref.Namespace+"/"+ref.Name, "uid", ref.UID, "outcome", a.outcome, "message", a.message)
 		if a.outcome != "" {
-			r.Answered(a.outcome)
+			r.Answered(ref, a.outcome, a.message)
 		}
 		return 0, nil
 	}

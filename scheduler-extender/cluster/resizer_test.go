@@ -119,7 +119,7 @@ func (g *resizeRig) start() {
 	g.l.SetNode("n1", ledger.NodeInfo{Managed: true})
 	g.r = NewResizer(ResizerConfig{Kube: g.kube, Ledger: g.l, Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
 		Pod: func(ledger.Ref) *corev1.Pod { g.mu.Lock(); defer g.mu.Unlock(); return g.pod },
-		Answered: func(o string) {
+		Answered: func(_ ledger.Ref, o, _ string) {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			g.answered = append(g.answered, o)

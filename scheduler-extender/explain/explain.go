@@ -150,7 +150,11 @@ type Resize struct {
 	Pending bool   `json:"pending,omitempty"`
 	ID      string `json:"id,omitempty"`
 	Outcome string `json:"outcome,omitempty"`
-	Message string `json:"message,omitempty"`
+	// Asked are the amounts of one that waits, by container.
+	Asked map[string]api.ResizeAmounts `json:"asked,omitempty"`
+	// Generation is the grant's after the answer.
+	Generation int    `json:"generation,omitempty"`
+	Message    string `json:"message,omitempty"`
 }
 
 // Event is one event of the pod that is about cards.

@@ -223,10 +223,10 @@ func events(all []corev1.Event) []Event {
 func (r *Report) resize(p *corev1.Pod) {
 	if v := p.Annotations[api.AnnotationResize]; v != "" {
 		asked, _ := api.DecodeResize(v) // one that can't be read is answered as well
-		r.Resize = &Resize{Pending: true, ID: asked.ID}
+		r.Resize = &Resize{Pending: true, ID: asked.ID, Asked: asked.Containers}
 		return
 	}
 	if result, err := api.DecodeResizeResult(p.Annotations[api.AnnotationResizeResult]); err == nil {
-		r.Resize = &Resize{ID: result.ID, Outcome: result.Outcome, Message: result.Message}
+		r.Resize = &Resize{ID: result.ID, Outcome: result.Outcome, Generation: result.Generation, Message: result.Message}
 	}
 }

@@ -85,6 +85,15 @@ func wantRefused(t *testing.T, pod string, still func(), args []string, sentence
 			t.Errorf("carve resize %s %v says %q and %q, without %q", pod, args, said, r.Message, s)
 		}
 	}
+	eventually(t, "an event that says why", func(ctx context.Context) string {
+		said := strings.Join(events(ctx, t, pod, "ResizeRefused"), "; ")
+		for _, s := range sentence {
+			if !strings.Contains(said, s) {
+				return fmt.Sprintf("%q without %q", said, s)
+			}
+		}
+		return ""
+	})
 	after := grant(t, get(t.Context(), t, pod))
 	if fmt.Sprint(before.Containers) != fmt.Sprint(after.Containers) {
 		t.Errorf("a refused resize changed %+v to %+v", before.Containers, after.Containers)
