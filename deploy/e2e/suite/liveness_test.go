@@ -292,22 +292,11 @@ func TestAgentAway(t *testing.T) {
 	f := startFeed(t)
 	f.passed(5)
 	back := agentAway(t)
-	// One that names a slot is turned away by kube-scheduler itself as soon as
-	// the kubelet has counted none, so this one names its share alone.
 	create(t, pod("waits", container("app", share{"gpumem": "5000"})))
 	f.passed(15)
-	eventually(t, "the pods to wait with a sentence", func(ctx context.Context) string {
-		p := get(ctx, t, "waits")
-		if p.Spec.NodeName != "" {
-			// It was bound while the agent served, before the DaemonSet's
-			// controller took it away.
-			return ""
-		}
-		if m := unscheduled(p); !strings.Contains(m, "carve's agent on the node is down (") || !strings.Contains(m, "new pods wait until it is back") {
-			return m
-		}
-		return ""
-	})
+	// Or it was bound while the agent served, before the DaemonSet's controller
+	// took it away.
+	waitsForAgent(t, "waits")
 	wantTaint(t, true)
 	if table := cardsTable(t); strings.Count(table, "healthy, agent down") != 2 {
 		t.Errorf("carve cards doesn't say that the agent is down:\n%s", table)
