@@ -16,9 +16,10 @@ import (
 // into the front libraries; they lie outside /run and /tmp, which images and
 // pods like to cover with a tmpfs.
 const (
-	containerLimits = "/usr/lib/carve/limits"
-	containerUsage  = "/usr/lib/carve/usage"
-	containerDriver = "/usr/lib/carve/driver"
+	containerPrivate = "/usr/lib/carve"
+	containerLimits  = "/usr/lib/carve/limits"
+	containerUsage   = "/usr/lib/carve/usage"
+	containerDriver  = "/usr/lib/carve/driver"
 	// containerSoftware is where the software GPU's libraries look for its
 	// state.
 	containerSoftware = "/usr/lib/softgpu"
@@ -138,6 +139,7 @@ func Adjust(c Container, s *Slice, d Driver) (Edits, error) {
 	}
 	if s.Share() {
 		e.Mounts = append(e.Mounts,
+			private(),
 			readOnly(s.LimitsPath, containerLimits),
 			bind(s.UsagePath, containerUsage, "rw", "noexec"))
 	}
@@ -198,9 +200,20 @@ func hook(s *Slice, d Driver) specs.Hook {
 	sort.Strings(names)
 	args = append(args, "-libraries", strings.Join(names, ","))
 	if s.Share() {
-		args = append(args, "-fronts", gpu.LibraryCUDA+","+gpu.LibraryNVML)
+		args = append(args, "-fronts", gpu.LibraryCUDA+","+gpu.LibraryNVML, "-private", containerPrivate)
 	}
 	return specs.Hook{Path: d.Hook, Args: args, Timeout: &timeout}
+}
+
+// private is a small file system of the container's own under the files of a
+// share. Their mount points are files in it; in a volume, whoever else mounts the
+// volume could move them away, and the mounts with them. carve-hook checks that
+// what it stands in is no volume.
+func private() specs.Mount {
+	return specs.Mount{
+		Type: "tmpfs", Source: "carve", Destination: containerPrivate,
+		Options: []string{"nosuid", "nodev", "noexec", "mode=0755", "size=64k", "nr_inodes=32"},
+	}
 }
 
 func readOnly(source, destination string) specs.Mount {

@@ -1,7 +1,8 @@
 // Command carve-hook finishes what the node agent's edits of a container's
 // specification can't do, since it takes a look at the image: it binds the
 // front libraries over every further copy of libcuda and NVML that the image
-// brings, and puts the driver's libraries where the image's own loader looks.
+// brings, puts the driver's libraries where the image's own loader looks, and
+// refuses a container in which others could move the share's files away.
 //
 // It is an OCI createContainer hook: the runtime starts it in the container's
 // namespaces, when its mounts are made and before its root is entered. The
@@ -39,11 +40,12 @@ func run(args []string, stdin io.Reader) error {
 	dir := flags.String("dir", "", "directory in the container that the driver's libraries are mounted in")
 	libraries := flags.String("libraries", "", "names of the libraries there, separated by commas")
 	fronts := flags.String("fronts", "", "names, without a version, of those that must win over the image's own copies")
+	private := flags.String("private", "", "directory of a file system of its own that must not stand in a volume")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if *dir == "" || flags.NArg() != 0 {
-		return errors.New("usage: carve-hook -dir DIR -libraries A,B [-fronts C,D] < state.json")
+		return errors.New("usage: carve-hook -dir DIR -libraries A,B [-fronts C,D] [-private DIR] < state.json")
 	}
 	container, err := readContainer(stdin)
 	if err != nil {
@@ -54,6 +56,11 @@ func run(args []string, stdin io.Reader) error {
 		return err
 	}
 	defer root.close()
+	if *private != "" {
+		if err := root.guarded(*private); err != nil {
+			return err
+		}
+	}
 	m := mender{
 		root:        root,
 		dir:         *dir,

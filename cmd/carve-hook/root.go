@@ -6,12 +6,17 @@ import (
 	"io"
 	"os"
 	"path"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 // maxEntries bounds how much of one directory of the image is looked at.
 const maxEntries = 20000
+
+// privateType and privateSource are how the agent has the file system of a
+// share's files mounted.
+const privateType, privateSource = "tmpfs", "carve"
 
 // root is a container's root directory. All paths given to its methods are
 // the container's own.
@@ -46,6 +51,65 @@ func (r root) open(p string, flags uint64, mode uint64) (*os.File, error) {
 		return nil, &os.PathError{Op: "open in the container", Path: p, Err: err}
 	}
 	return os.NewFile(uintptr(fd), p), nil
+}
+
+// guarded checks that nobody outside of the container can move away what is
+// mounted in a directory: it is a file system of its own, and the directory above
+// it is the image's. In a volume, whoever else has the volume mounted may rename a
+// mount point, and the kernel lets the mount go with it.
+func (r root) guarded(dir string) error {
+	var ids [3]string
+	for i, p := range []string{"/", dir, dir + "/.."} {
+		f, err := r.open(p, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return fmt.Errorf("look at where the share's files are: %w", err)
+		}
+		ids[i], err = mountID(f)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("look at where the share's files are: %w", err)
+		}
+	}
+	own, err := mountedAs(ids[1], privateType, privateSource)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look at where the share's files are: %w", err)
+	case !own:
+		return fmt.Errorf("%s of the container isn't the file system that was made for the share's files", dir)
+	case ids[2] != ids[0]:
+		return fmt.Errorf("a volume of the container is mounted at or above %s: whoever shares it could replace the share's files; mount it elsewhere", path.Dir(dir))
+	}
+	return nil
+}
+
+// mountedAs reports whether a mount of this process' namespace is of a type and
+// has a source: a word that whoever mounted it chose, and no pod can.
+func mountedAs(id, kind, source string) (bool, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(b)) {
+		before, after, ok := strings.Cut(line, " - ")
+		if fields := strings.Fields(after); ok && len(fields) >= 2 && strings.HasPrefix(before, id+" ") {
+			return fields[0] == kind && fields[1] == source, nil
+		}
+	}
+	return false, fmt.Errorf("mount %s isn't listed", id)
+}
+
+// mountID is the number of the mount that a file was opened on.
+func mountID(f *os.File) (string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", f.Fd()))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(b)) {
+		if id, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			return strings.TrimSpace(id), nil
+		}
+	}
+	return "", errors.New("the kernel doesn't say which mount a file is on")
 }
 
 // absent reports whether an error means that a path leads nowhere.
