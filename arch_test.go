@@ -86,6 +86,8 @@ func TestArrows(t *testing.T) {
 				t.Errorf("%s imports %s: nothing imports a command", p.room(), own)
 			case inside && within(p.room(), "api") && !within(own, "api"):
 				t.Errorf("%s imports %s: api is below all rooms", p.room(), own)
+			case p.room() == "vgpu/twin" && !standard(imp):
+				t.Errorf("%s imports %s: it turns bytes into bytes", p.room(), imp)
 			case inside && within(p.room(), "vgpu/gpu", "vgpu/region") && !within(own, "api", "vgpu/gpu", "vgpu/region"):
 				t.Errorf("%s imports %s: the hardware door and the files are below the rooms", p.room(), own)
 			}

@@ -136,7 +136,7 @@ func (s localSource) Doctor(context.Context) []api.Finding {
 func (s localSource) condition() *doctor.Agent {
 	v := s.agent.View()
 	out := &doctor.Agent{
-		Version: buildVersion(), Software: v.Software, LinkedSince: v.LinkedSince, KubeletConnected: s.plugin.Connected(),
+		Version: buildVersion(), Software: v.Software, PlainFront: s.agent.TwinFault(), LinkedSince: v.LinkedSince, KubeletConnected: s.plugin.Connected(),
 		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records, SlotsPerCard: v.SlotsPerCard,
 	}
 	if err := s.agent.Ready(); err != nil {

@@ -411,6 +411,11 @@ func library(f Facts) []api.Finding {
 		return fail(check, f.Library.Dir, "what is installed for containers isn't what the agent came with: "+f.Library.Fault,
 			"containers may run without a limit, or not at all", "mv "+f.Library.Dir+" "+f.Library.Dir+".bad, then restart the node's carve-node pod (running containers keep what they have open)")
 	}
+	if f.Agent != nil && f.Agent.PlainFront != "" {
+		return warn(check, f.Library.Dir, "containers get a front library that isn't made for this driver: "+f.Agent.PlainFront,
+			"limits hold, but programs in containers can't be linked with -lcuda, and dlsym finds functions that the driver lacks",
+			"install the driver's libraries anew, and report its version if that changes nothing")
+	}
 	return ok(check, f.Library.Dir, "the installed front libraries are the agent's")
 }
 

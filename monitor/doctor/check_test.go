@@ -123,6 +123,7 @@ var faults = []struct {
 	{"journal damaged", func(f *Facts) { f.Journal.Damaged = []string{"u.json.damaged"} }, "journal", api.LevelWarn, []string{"u.json.damaged"}},
 	{"containers without the hook", func(f *Facts) { f.Agent.Unadjusted = 3 }, "unadjusted", api.LevelWarn, []string{"3 container(s)"}},
 	{"library replaced", func(f *Facts) { f.Library.Fault = "libcarve-cuda.so differs" }, "front-library", api.LevelFail, []string{"libcarve-cuda.so differs", "/var/lib/carve/lib/0123"}},
+	{"driver's library is strange", func(f *Facts) { f.Agent.PlainFront = "no twin of libcuda.so: it has no hash table" }, "front-library", api.LevelWarn, []string{"no twin of libcuda.so", "-lcuda"}},
 	// share-22: a node two minutes off stays served, and somebody is told.
 	{"clock two minutes ahead", func(f *Facts) { f.Clock.Skew = 2 * time.Minute }, "clock", api.LevelWarn, []string{"2m0s ahead of", "timedatectl"}},
 	{"clock two minutes behind", func(f *Facts) { f.Clock.Skew = -2 * time.Minute }, "clock", api.LevelWarn, []string{"2m0s behind"}},

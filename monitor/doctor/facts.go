@@ -37,6 +37,9 @@ type Agent struct {
 	Software bool
 	// LinkedSince is zero while the hook has no link to the runtime.
 	LinkedSince time.Time
+	// PlainFront says why containers get a front library that isn't made for the
+	// node's driver, empty if they don't.
+	PlainFront string
 	// NotReady says why it isn't ready, empty if it is.
 	NotReady string
 	// KubeletConnected: the kubelet listens to the device plugin.

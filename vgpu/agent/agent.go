@@ -75,7 +75,8 @@ type Agent struct {
 	Config
 	journal journal
 	files   files
-	// installed are the libraries and carve-hook as containers get them.
+	// installed are the libraries as they were built, and carve-hook as
+	// containers get it.
 	installed Installed
 	lock      *os.File
 	queue     workqueue.TypedRateLimitingInterface[string]
@@ -116,6 +117,7 @@ type Agent struct {
 	// node.
 	linkFault, downSaid string
 	hardware            hardwareState
+	twins               twins
 	// accessRepairs counts the containers that got lost devices back.
 	accessRepairs uint64
 	// linked says that the hook was linked once since this process started,

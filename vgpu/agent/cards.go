@@ -65,7 +65,7 @@ func (a *Agent) findDriver(version string) {
 	have := a.hardware.driver
 	same := have != nil && a.hardware.inventory.DriverVersion == version
 	a.mu.Unlock()
-	next := Driver{Installed: a.installed}
+	var next Driver
 	var err error
 	if same {
 		next.Files = have.Files
@@ -79,6 +79,7 @@ func (a *Agent) findDriver(version string) {
 		a.Log.Error("the driver's files can't be found", "error", err)
 		return
 	}
+	next.Installed = a.twinned(next.Files, version)
 	if err := a.linkDevices(next.Control); err != nil {
 		a.Log.Warn("systemd may not find the driver's devices: their links in /dev/char can't be made", "error", err)
 	}

@@ -28,6 +28,9 @@ type Root struct {
 // see translates a path of the node into one of this process.
 func (r Root) see(path string) string { return filepath.Join("/", r.HostRoot, path) }
 
+// Open opens a file of the driver, such as a Library's Source, for reading.
+func (r Root) Open(path string) (*os.File, error) { return os.Open(r.see(path)) }
+
 func (r Root) devPath() string {
 	if r.DevPath != "" {
 		return r.DevPath

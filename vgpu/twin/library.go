@@ -1,6 +1,7 @@
 package twin
 
 import (
+	"bytes"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -13,8 +14,9 @@ import (
 // Bounds of what is read from a file that may hold anything. Drivers of today
 // export some 700 names of 20 KiB together.
 const (
-	maxSymbols  = 1 << 16
+	maxSymbols  = 1 << 14
 	maxStrings  = 4 << 20
+	maxName     = 4096
 	maxSegments = 256
 	maxDynamic  = 4096
 	maxFilter   = 1 << 16 // words of a hash table's filter
@@ -198,11 +200,12 @@ func text(table []byte, at uint64) (string, error) {
 	if at >= uint64(len(table)) {
 		return "", fmt.Errorf("a name lies at %d, past the %d bytes of names", at, len(table))
 	}
-	end := slices.Index(table[at:], 0)
+	rest := table[at:min(at+maxName, uint64(len(table)))]
+	end := bytes.IndexByte(rest, 0)
 	if end < 0 {
-		return "", errors.New("the last name has no end")
+		return "", fmt.Errorf("a name has no end in %d bytes", len(rest))
 	}
-	return string(table[at : at+uint64(end)]), nil
+	return string(rest[:end]), nil
 }
 
 func sameText(table []byte, at uint64, want string) bool {

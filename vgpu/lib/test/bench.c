@@ -53,6 +53,18 @@ static double launches(void *handle, size_t bytes) {
     return (now() - start) / CALLS;
 }
 
+/* A function that isn't hooked, as a program finds it in a twin. */
+static double calls(void *handle, size_t bytes) {
+    __typeof__(cuDriverGetVersion) *call = (__typeof__(cuDriverGetVersion) *)dlsym(handle, "cuDriverGetVersion");
+    int version;
+    (void)bytes;
+    double start = now();
+    for (int i = 0; i < CALLS; i++) {
+        call(&version);
+    }
+    return (now() - start) / CALLS;
+}
+
 static double pairs(void *handle, size_t bytes) {
     __typeof__(cuMemAlloc_v2) *allocate = (__typeof__(cuMemAlloc_v2) *)dlsym(handle, "cuMemAlloc_v2");
     __typeof__(cuMemFree_v2) *release = (__typeof__(cuMemFree_v2) *)dlsym(handle, "cuMemFree_v2");
@@ -105,6 +117,9 @@ int main(void) {
     double value = added(a.handle, driver, launches, 0, &bare);
     printf("launch_added_ns %.1f ns\n", value < 0 && value > -0.05 ? 0.0 : value); // no "-0.0"
     fprintf(stderr, "launch: driver alone %.1f ns\n", bare);
+    value = added(a.handle, driver, calls, 0, &bare);
+    printf("twin_call_added_ns %.1f ns\n", value < 0 && value > -0.05 ? 0.0 : value);
+    fprintf(stderr, "a call that isn't hooked: driver alone %.1f ns\n", bare);
     value = added(a.handle, driver, pairs, 2 * MIB, &bare);
     printf("allocfree_ns_1 %.1f ns\n", value);
     fprintf(stderr, "alloc and free of 2 MiB: driver alone %.1f ns\n", bare);

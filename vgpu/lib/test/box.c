@@ -199,7 +199,7 @@ struct api api_load(const char *library) {
     FIND(cuMemFree_v2)
     FIND(cuMemGetInfo)
     FIND(cuMemGetInfo_v2)
-    FIND(cuGetProcAddress_v2)
+    a.cuGetProcAddress_v2 = (__typeof__(cuGetProcAddress_v2) *)dlsym(a.handle, "cuGetProcAddress_v2"); /* since CUDA 12 */
     FIND(cuMemAllocAsync)
     FIND(cuMemFreeAsync)
     FIND(cuStreamSynchronize)
@@ -233,7 +233,7 @@ int in_child(int (*work)(void *), void *argument) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-int box_for_each_export(const char *path, int (*visit)(const char *name, void *argument), void *argument) {
+int box_for_each_symbol(const char *path, int (*visit)(const char *name, const Elf64_Sym *symbol, void *argument), void *argument) {
     int fd = open(path, O_RDONLY | O_CLOEXEC), count = 0;
     struct stat st;
     if (fd < 0 || fstat(fd, &st) != 0) {
@@ -250,12 +250,27 @@ int box_for_each_export(const char *path, int (*visit)(const char *name, void *a
         const Elf64_Sym *symbols = (const Elf64_Sym *)(file + sections[i].sh_offset);
         const char *names = file + sections[sections[i].sh_link].sh_offset;
         for (size_t s = 0; s < sections[i].sh_size / sizeof *symbols; s++) {
-            const char *name = names + symbols[s].st_name;
-            if (symbols[s].st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbols[s].st_info) == STT_FUNC && strncmp(name, "cu", 2) == 0) {
-                count += visit(name, argument);
+            if (symbols[s].st_shndx != SHN_UNDEF && ELF64_ST_BIND(symbols[s].st_info) != STB_LOCAL) {
+                count += visit(names + symbols[s].st_name, &symbols[s], argument);
             }
         }
     }
     munmap((void *)file, (size_t)st.st_size);
     return count;
+}
+
+struct of_functions {
+    int (*visit)(const char *name, void *argument);
+    void *argument;
+};
+
+static int visit_function(const char *name, const Elf64_Sym *symbol, void *argument) {
+    struct of_functions *of = argument;
+    bool is = ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && strncmp(name, "cu", 2) == 0;
+    return is ? of->visit(name, of->argument) : 0;
+}
+
+int box_for_each_export(const char *path, int (*visit)(const char *name, void *argument), void *argument) {
+    struct of_functions of = {visit, argument};
+    return box_for_each_symbol(path, visit_function, &of);
 }

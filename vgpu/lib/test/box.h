@@ -3,6 +3,7 @@
 #ifndef BOX_H
 #define BOX_H
 
+#include <elf.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -69,6 +70,9 @@ struct api api_start(const char *library);
 /* Runs work in a child and gives its exit status, or minus the signal that ended it. */
 int in_child(int (*work)(void *), void *argument);
 
+/* Calls visit with each symbol that a library's file defines for others, and adds up what it gives; -1 where the file
+ * can't be read. */
+int box_for_each_symbol(const char *path, int (*visit)(const char *name, const Elf64_Sym *symbol, void *argument), void *argument);
 /* Calls visit with the name of each function of the driver's interface that a library's file exports, and adds up
  * what it gives; -1 where the file can't be read. */
 int box_for_each_export(const char *path, int (*visit)(const char *name, void *argument), void *argument);

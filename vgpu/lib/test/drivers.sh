@@ -20,7 +20,7 @@ own() {
         -o Acquire::Retries=2 -o Acquire::http::Timeout=20 "$@"
 }
 own apt-get update > "$folder/apt/log" 2>&1
-for package in libcuda1 libnvidia-tesla-470-cuda1; do
+for package in libcuda1 libnvidia-ml1 libnvidia-tesla-470-cuda1 libnvidia-tesla-470-ml1; do
     for version in $(own apt-cache madison "$package" 2>> "$folder/apt/log" | awk '{ print $3 }' | sort -u); do
         [ -d "$folder/$package-$version" ] && continue
         (cd "$folder/apt" && own apt-get download "$package=$version" >> log 2>&1) &&

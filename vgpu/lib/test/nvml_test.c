@@ -91,7 +91,11 @@ static void figures(void) {
     check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, NULL, list) == NVML_ERROR_INVALID_ARGUMENT, "no place for the number is NVML's to refuse");
     count = 4;
     check(CALL(nvmlDeviceGetGraphicsRunningProcesses_v3)(first, &count, list) == NVML_SUCCESS && count == 0, "nobody draws");
-    check(CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3)(first, &count, list) == NVML_ERROR_FUNCTION_NOT_FOUND, "a hook that the driver lacks says so");
+    if (getenv("TWIN") != NULL) {
+        check(CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3) == NULL, "a hook that the driver lacks isn't there");
+    } else {
+        check(CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3)(first, &count, list) == NVML_ERROR_FUNCTION_NOT_FOUND, "a hook that the driver lacks says so");
+    }
     check(CALL(nvmlDeviceGetTemperature)(first, 0, &degrees) == NVML_SUCCESS && degrees == 40, "what isn't hooked reaches NVML");
     /* One in a PID namespace of its own has a pid that means nothing here. */
     uint64_t namespace_now = box_usage()->processes[1].pid_namespace;
@@ -131,7 +135,8 @@ static void one_front(void) {
     check(a != NULL && a == b && a == dlopen(path, RTLD_NOW), "one front behind all names of NVML");
     void *real = dlopen("/usr/lib/carve/driver/libnvidia-ml.so.1", RTLD_NOW | RTLD_NOLOAD);
 #define X(name, release, does) \
-    check(dlsym(a, #name) != NULL && dlsym(a, #name) != dlsym(real, #name), "%s is the front's", #name);
+    check((getenv("TWIN") != NULL && dlsym(real, #name) == NULL && dlsym(a, #name) == NULL) ||                      \
+              (dlsym(a, #name) != NULL && dlsym(a, #name) != dlsym(real, #name)), "%s is the front's", #name);
     CARVE_NVML_HOOKS(X)
 #undef X
     check(dlsym(a, "nvmlInit_v2") == dlsym(real, "nvmlInit_v2"), "nvmlInit_v2 is NVML's");

@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# run.sh CUDA_FRONT NVML_FRONT FOLDER SECONDS SOFT: runs the test programs of a build folder and adds up what they
-# say. SOFT is the build folder of the software GPU. The last line is "N passed, M failed".
+# run.sh CUDA_FRONT NVML_FRONT FOLDER SECONDS SOFT TWIN: runs the test programs of a build folder and adds up what they
+# say. SOFT is the build folder of the software GPU, TWIN the program that makes twins. The last line is
+# "N passed, M failed".
 set -u
-cuda_front=$1 nvml_front=$2 folder=$3 seconds=$4 soft=$5
+cuda_front=$1 nvml_front=$2 folder=$3 seconds=$4 soft=$5 twin=$6
 here=$(dirname "$0")
 passed=0 failed=0 output=$(mktemp)
 root=$folder/soft-root
@@ -37,12 +38,28 @@ inside() {
     "$here/inside.sh" "$front" "$nvml_front" "$folder/libcuda-stub.so" "$folder/libnvml-stub.so" "$@"
 }
 
+# twins CUDA NVML: makes twins of the fronts for a driver's two libraries. Containers get those; a front as it was
+# built is what they get of a driver whose files can't be read.
+twins() {
+    if ! { "$twin" -front "$cuda_front" -driver "$1" -o "$folder/twin-cuda.so" &&
+        "$twin" -front "$nvml_front" -driver "$2" -o "$folder/twin-nvml.so"; } > "$output" 2>&1; then
+        cat "$output"
+        echo "not ok - no twins of $1 and $2"
+        failed=$((failed + 1))
+    fi
+}
+twins "$folder/libcuda-stub.so" "$folder/libnvml-stub.so"
+plain_cuda=$cuda_front plain_nvml=$nvml_front
+
 run "tables of blocks and pages" "$folder/pointers_test"
 run "oracle" "$folder/oracle_test" "$here/not_hooked.tbl" "$here/../../soft/tables/cuda_exports.tbl"
+run "loader, front as built" inside "$plain_cuda" "$folder/loader_test" "$(realpath "$folder/linked")"
+run "NVML, front as built" inside "$plain_cuda" "$folder/nvml_test"
+cuda_front=$folder/twin-cuda.so nvml_front=$folder/twin-nvml.so
 run "share" inside "$cuda_front" "$folder/share_test"
-run "loader" inside "$cuda_front" "$folder/loader_test" "$(realpath "$folder/linked")"
+run "loader" inside "$cuda_front" env TWIN=1 "$folder/loader_test" "$(realpath "$folder/linked")"
 run "usage file" inside "$cuda_front" "$folder/usage_test"
-run "NVML" inside "$cuda_front" "$folder/nvml_test"
+run "NVML" inside "$cuda_front" env TWIN=1 "$folder/nvml_test"
 run "interleavings" inside "$folder/libcarve-cuda-steps.so" "$folder/puppet_test"
 run "races" inside "$folder/libcarve-cuda-steps.so" "$folder/race_test" "$seconds"
 
@@ -52,11 +69,15 @@ on_soft() {
     shift 2
     "$soft/softgpu" destroy "$root" > /dev/null 2>&1
     "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver "$driver" > "$output" 2>&1 || cat "$output"
+    cuda_front=$plain_cuda nvml_front=$plain_nvml
+    twins "$root"/usr/lib/*/libcuda.so.1 "$root"/usr/lib/*/libnvidia-ml.so.1
+    cuda_front=$folder/twin-cuda.so nvml_front=$folder/twin-nvml.so
     run "$name, driver $driver" "$here/inside.sh" "$cuda_front" "$nvml_front" "soft:$root" - "$@"
 }
 
 for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
-    on_soft "loader" "$driver" "$folder/loader_test"
+    on_soft "loader" "$driver" env TWIN=1 "$folder/loader_test"
+    [ "$driver" = 535.104.05 ] && on_soft "linkers" "$driver" "$here/linkers.sh" "$folder"
     on_soft "software GPU" "$driver" "$folder/soft_test"
     on_soft "pools" "$driver" "$folder/pool_test"
     on_soft "arrays" "$driver" "$folder/array_test"
