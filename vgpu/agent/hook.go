@@ -132,6 +132,7 @@ func (a *Agent) Adjusted(c RuntimeContainer) {
 		}
 	}
 	a.containers[c.ID] = u
+	a.stir()
 	a.report()
 }
 
@@ -171,6 +172,7 @@ func (a *Agent) Exited(id string) {
 	a.mu.Unlock()
 	if ok {
 		a.queue.Add(u.uid)
+		a.stir()
 		a.report()
 	}
 }
@@ -218,6 +220,7 @@ func (a *Agent) Synchronize(list []RuntimeContainer) {
 	}
 	a.listed = true
 	a.mu.Unlock()
+	a.stir()
 	a.queueAll()
 	a.report()
 }

@@ -308,6 +308,7 @@ const (
 	reasonHookDown      = "HookDown"
 	reasonHookUp        = "HookUp"
 	reasonResizeRefused = "ResizeRefused"
+	reasonOverLimit     = "MemoryOverLimit"
 )
 
 var eventScheme = scheme.Scheme
