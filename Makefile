@@ -81,6 +81,7 @@ test-long: E2E_TIMEOUT := 3h
 .PHONY: test-long
 test-long: test race asan fuzz ## the same with larger counts, sanitizers and fuzzing
 	go test -count=1 -timeout 60m ./api ./scheduler-extender/fit ./scheduler-extender/ledger -rapid.checks=$(CHECKS)
+	go test -count=1 -run NoFalseRefusal ./vgpu/agent -args -long
 	vgpu/soft/build/test/corrupt 300
 	$(MAKE) --no-print-directory -C vgpu/lib oracle
 	@$(SHOW_E2E)
