@@ -135,6 +135,10 @@ type Agent struct {
 	linked, stands bool
 	// wishedSlots is the operator's number of slots for each card, 0 for none.
 	wishedSlots int32
+	// faults say why a pod's slices aren't as they should be, storeFault why no
+	// pod's could be.
+	faults     map[string]string
+	storeFault string
 	// cordoned are the cards that the operator takes no new slices on.
 	cordoned []string
 
@@ -203,6 +207,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		pods:          map[string]pod{},
 		held:          map[string]*holding{},
 		refused:       map[string]string{},
+		faults:        map[string]string{},
 		sandboxes:     map[string]sandbox{},
 		containers:    map[string]use{},
 	}
@@ -345,6 +350,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{"capacity", a.advertise},
 		{"device access", a.watchAccess},
 		{"link", a.tellLink},
+		{"store", a.watchStore},
 		{"slices", a.work}, {"slices", a.work}, {"slices", a.work}, {"slices", a.work},
 	} {
 		parts.Go(func() { a.keep(ctx, part.name, part.run) })

@@ -307,6 +307,8 @@ const (
 	// On the node.
 	reasonHookDown      = "HookDown"
 	reasonHookUp        = "HookUp"
+	reasonUnwritable    = "SlicesUnwritable"
+	reasonWritable      = "SlicesWritable"
 	reasonResizeRefused = "ResizeRefused"
 	reasonOverLimit     = "MemoryOverLimit"
 )

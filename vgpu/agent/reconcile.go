@@ -38,9 +38,11 @@ func (a *Agent) workOn(ctx context.Context, uid string) {
 	defer a.queue.Done(uid)
 	if err := a.reconcile(ctx, uid); err != nil {
 		a.Log.Warn("a pod's slices aren't as they should be; trying again", "uid", uid, "error", err)
+		a.stuck(uid, err)
 		a.queue.AddRateLimited(uid)
 		return
 	}
+	a.unstuck(uid)
 	a.queue.Forget(uid)
 }
 
