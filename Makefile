@@ -84,6 +84,7 @@ test-long: test race asan fuzz ## the same with larger counts, sanitizers and fu
 	go test -count=1 -run NoFalseRefusal ./vgpu/agent -args -long
 	vgpu/soft/build/test/corrupt 300
 	$(MAKE) --no-print-directory -C vgpu/lib oracle
+	$(MAKE) --no-print-directory -C vgpu/lib systems
 	@$(SHOW_E2E)
 
 # The page's other tests are in test-go and need no browser.

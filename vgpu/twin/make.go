@@ -184,13 +184,13 @@ func (im *image) write(hooked, behind []entry) ([]byte, error) {
 				return nil, err
 			}
 		}
-		im.moveSectionSymbol(out, p.old.index, address)
+		im.moveSymbols(out, p.old.index, address)
 	}
 	if err := im.setDynamic(out, elf.DT_STRSZ, uint64(len(strings))); err != nil {
 		return nil, err
 	}
 	room.section.write(out) // what is left of it
-	im.moveSectionSymbol(out, room.section.index, room.section.address)
+	im.moveSymbols(out, room.section.index, room.section.address)
 	im.hideAbsent(out, names)
 	im.setBuildID(out)
 	return out, nil
@@ -234,10 +234,11 @@ func (im *image) setDynamic(out []byte, tag elf.DynTag, value uint64) error {
 	return fmt.Errorf("the front has no %s", tag)
 }
 
-// moveSectionSymbol keeps the debugger's symbol of a section where that is.
-func (im *image) moveSectionSymbol(out []byte, index uint32, address uint64) {
+// moveSymbols keeps the debugger's symbols of a section, and the marks of the
+// kind of data that is there (aarch64's), in it.
+func (im *image) moveSymbols(out []byte, index uint32, address uint64) {
 	im.eachLinkSymbol(out, func(s symbol, b []byte) {
-		if s.kind() == elf.STT_SECTION && uint32(s.section) == index {
+		if uint32(s.section) == index && (s.kind() == elf.STT_SECTION || s.value < address) {
 			order.PutUint64(b[8:], address)
 		}
 	})

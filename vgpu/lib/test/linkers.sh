@@ -70,6 +70,30 @@ gcc '$work/open.c' -o '$work/open' -ldl && '$work/open' '$work/library.so'"
     fi
 done
 
+# ---- other ways in ----
+
+# shellcheck disable=SC2086
+gcc -O2 $defines "$here/linkers.c" -o "$work/program" -lcuda -lnvidia-ml -ldl
+check "a linked program runs with all bound at the start" env -i LD_BIND_NOW=1 "$work/program"
+check "and with libcuda preloaded" env -i LD_PRELOAD=libcuda.so.1:libnvidia-ml.so.1 "$work/program"
+if [ "$(id -u)" = 0 ] && setpriv --reuid 65534 --clear-groups true 2> /dev/null; then
+    cp "$work/program" /usr/lib/carve/setuid && chmod 4755 /usr/lib/carve/setuid
+    check "and set-uid, for another user" setpriv --reuid 65534 --regid 65534 --clear-groups env LD_LIBRARY_PATH=/nowhere /usr/lib/carve/setuid
+fi
+if command -v python3 > /dev/null; then
+    check "Python's ctypes finds what the driver has, and nothing else" python3 -c "
+import ctypes
+cuda, driver = ctypes.CDLL('libcuda.so.1'), ctypes.CDLL('/usr/lib/carve/driver/libcuda.so.1')
+names = [l.split()[-1] for l in open('$work/names')]
+assert len(names) > 300 and all(hasattr(cuda, n) for n in names)
+for n in 'cuCtxCreate_v3', 'cuCtxCreate_v4', 'cuGetProcAddress_v2', 'cuThatNoDriverHas':
+    assert hasattr(cuda, n) == hasattr(driver, n) == (n in names), n
+version = ctypes.c_int()
+assert cuda.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value >= 11000"
+else
+    absent python3 python3
+fi
+
 # ---- tools ----
 
 # quiet COMMAND...: a tool that ends well and complains of nothing.
