@@ -36,8 +36,8 @@ func (f files) usage(uid, container string) string {
 }
 
 // limitsOf turns the grant of one container into the content of its limits
-// file. context gives what a context costs on a card.
-func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.Limits, error) {
+// file.
+func limitsOf(cards []api.CardGrant) (region.Limits, error) {
 	// NVIDIA's kernel modules (R515 and later; R535 is the oldest served) list
 	// processes in the caller's PID namespace under the caller's pids, and leave
 	// out others. So a container can measure its own context there.
@@ -50,7 +50,6 @@ func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.L
 		card := region.Card{
 			UUID:         uuid,
 			LimitBytes:   uint64(c.MemMiB) << 20,
-			ContextBytes: context(c.Card),
 			ComputePPM:   uint32(c.Cores) * 10_000,
 			ComputeFixed: c.Fixed,
 		}
@@ -64,8 +63,8 @@ func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.L
 
 // prepare brings the files of one share into the given state. It may be
 // repeated, and changes limits in place under running containers.
-func (f files) prepare(uid, container string, cards []api.CardGrant, context func(card string) uint64) error {
-	want, err := limitsOf(cards, context)
+func (f files) prepare(uid, container string, cards []api.CardGrant) error {
+	want, err := limitsOf(cards)
 	if err != nil {
 		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 	}

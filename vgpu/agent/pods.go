@@ -307,10 +307,7 @@ const (
 	// On the node.
 	reasonHookDown      = "HookDown"
 	reasonHookUp        = "HookUp"
-	reasonUnwritable    = "SlicesUnwritable"
-	reasonWritable      = "SlicesWritable"
 	reasonResizeRefused = "ResizeRefused"
-	reasonOverLimit     = "MemoryOverLimit"
 )
 
 var eventScheme = scheme.Scheme

@@ -28,16 +28,10 @@ const (
 type share struct {
 	uid, container string
 	cards          []string
-	limits         []uint64 // of memory, by card
 	usage          string
 	running        bool     // a container with it hasn't exited
 	ids            []string // of those containers
 }
-
-// shareKey is a share's identity.
-type shareKey struct{ uid, container string }
-
-func (s share) key() shareKey { return shareKey{s.uid, s.container} }
 
 // shares lists the slices that have been used.
 func (a *Agent) shares() []share {
@@ -63,7 +57,6 @@ func (a *Agent) shares() []share {
 			s.running = s.running || len(s.ids) > 0
 			for _, c := range cards {
 				s.cards = append(s.cards, c.Card)
-				s.limits = append(s.limits, uint64(c.MemMiB)<<20)
 			}
 			out = append(out, s)
 		}
@@ -91,7 +84,6 @@ type reaper struct {
 	gone map[owner]int
 	// refusals are those that an owner counted last, on each card.
 	refusals map[owner][]uint64
-	samples  samples
 }
 
 // tally is what is counted of a share of one card over its life. A slot's own
@@ -99,75 +91,21 @@ type reaper struct {
 type tally struct {
 	refusals  uint64
 	peakBytes uint64
-	// residualBytes is what is held now beyond what the slots say, toldMiB what the
-	// report says of it, since toldAt; overSaid that the pod was told.
-	residualBytes uint64
-	toldMiB       int64
-	toldAt        time.Time
-	overSaid      bool
 }
 
-func newReaper(a *Agent) *reaper {
-	return &reaper{
-		Agent: a, hostPID: map[owner]int{}, lastPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{},
-		samples: samples{histories: map[shareKey][]history{}},
-	}
-}
-
-// reclaimLoop looks at the processes of all shares until ctx ends. While no
-// container runs with one and no dead process is charged, it sleeps.
+// reclaimLoop looks at the processes of all shares until ctx ends.
 func (a *Agent) reclaimLoop(ctx context.Context) {
-	r := newReaper(a)
+	r := &reaper{Agent: a, hostPID: map[owner]int{}, lastPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{}}
 	var dead map[string]bool
-	var unseen, looked time.Time
-	waiting := false
 	for {
-		// What is found at two looks in a row is believed, so they keep apart
-		// however often something happens in between.
-		now := time.Now()
-		a.looks.Add(1)
-		if now.Sub(unseen) >= reclaimEvery {
-			dead, unseen = a.endUnseen(procRoot, dead), now
+		wait := reclaimEvery
+		dead = a.endUnseen(procRoot, dead)
+		if r.look() {
+			wait = reclaimSoon
 		}
-		due := now.Sub(looked) >= reclaimSoon
-		if due {
-			waiting, looked = r.look(), now
-		}
-		r.sampleResiduals(now)
-		var again <-chan time.Time
-		switch {
-		case waiting || !due:
-			again = time.After(reclaimSoon)
-		case a.inUse():
-			again = time.After(reclaimEvery)
-		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, wait) {
 			return
-		case <-a.stirred:
-		case <-again:
 		}
-	}
-}
-
-// inUse reports whether a container runs, as far as is known, in a pod that holds
-// slices.
-func (a *Agent) inUse() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, u := range a.containers {
-		if a.held[u.uid] != nil {
-			return true
-		}
-	}
-	return false
-}
-
-// stir has the processes of shares looked at now.
-func (a *Agent) stir() {
-	select {
-	case a.stirred <- struct{}{}:
-	default:
 	}
 }
 
@@ -302,18 +240,9 @@ func (r *reaper) count(s share, u region.Usage, seen map[owner]bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := r.tallies(s)
-	for i := range t {
-		t[i].refusals += more[i].refusals
-		t[i].peakBytes = max(t[i].peakBytes, more[i].peakBytes, u.Total(i).UsedBytes)
-	}
-}
-
-// tallies are a share's, by card; nil if it is gone. a.mu is held.
-func (a *Agent) tallies(s share) []tally {
-	h := a.held[s.uid]
+	h := r.held[s.uid]
 	if h == nil {
-		return nil
+		return
 	}
 	if h.tallies == nil {
 		h.tallies = map[string][]tally{}
@@ -323,7 +252,10 @@ func (a *Agent) tallies(s share) []tally {
 		t = make([]tally, len(s.cards))
 		h.tallies[s.container] = t
 	}
-	return t
+	for i := range t {
+		t[i].refusals += more[i].refusals
+		t[i].peakBytes = max(t[i].peakBytes, more[i].peakBytes, u.Total(i).UsedBytes)
+	}
 }
 
 // isGone reports whether a slot's owner has ended, or runs another program.
@@ -390,7 +322,7 @@ func (r *reaper) corpses(uuid string) corpses {
 	if door == nil {
 		return corpses{unknown: true}
 	}
-	s, err := door.Occupancy(uuid)
+	s, err := door.Sample(uuid)
 	if err != nil {
 		return corpses{unknown: true}
 	}

@@ -56,6 +56,7 @@ run "oracle" "$folder/oracle_test" "$here/not_hooked.tbl" "$here/../../soft/tabl
 run "loader, front as built" inside "$plain_cuda" "$folder/loader_test" "$(realpath "$folder/linked")"
 run "NVML, front as built" inside "$plain_cuda" "$folder/nvml_test"
 cuda_front=$folder/twin-cuda.so nvml_front=$folder/twin-nvml.so
+run "credit" "$folder/credit_test"
 run "share" inside "$cuda_front" "$folder/share_test"
 run "loader" inside "$cuda_front" env TWIN=1 "$folder/loader_test" "$(realpath "$folder/linked")"
 run "usage file" inside "$cuda_front" "$folder/usage_test"

@@ -1,0 +1,274 @@
+package compute
+
+import "time"
+
+const (
+	// sold is the part of a card that is handed out under contention: switching
+	// between processes costs the rest.
+	soldPPM = 980_000
+	// demandLasts is how long after its last sign of work a process still takes
+	// part in the division.
+	demandLasts = int64(200 * time.Millisecond)
+	// borrowLasts is how long a borrow bit stands unless it is renewed.
+	borrowLasts = int64(10 * time.Millisecond)
+)
+
+// Counters are what one process publishes about itself on one card, read at one
+// instant. Times are nanoseconds of the clock that Tick is given.
+type Counters struct {
+	// Charged is all GPU time that the process paid for since its start.
+	Charged int64
+	// Since is the time after which all unpaid work ran; 0: none is out.
+	Since int64
+	// Committed is the estimated GPU time of the unpaid work.
+	Committed int64
+	// Credit is what it may use at CreditAt.
+	Credit, CreditAt int64
+	// Waiting says that a launch is held back.
+	Waiting bool
+}
+
+// Gate is what a process may launch by.
+type Gate int
+
+// The gates, as in vgpu/lib/src/credit.h.
+const (
+	ByCredit Gate = iota // by its own credit
+	Shut                 // nothing
+	Turn                 // whatever it likes: it is its turn
+)
+
+// Terms are what the agent publishes for one process on one card.
+type Terms struct {
+	// SharePPM is the part of the card, in millionths.
+	SharePPM uint32
+	Gate     Gate
+	// Borrow lets the process go below its credit.
+	Borrow bool
+	// Correction is the sum of all corrections of its account, nanoseconds.
+	Correction int64
+}
+
+// Mode is how a card's time is divided.
+type Mode int
+
+const (
+	// Credit leaves the division to the processes' credit: fixed and elastic shares.
+	Credit Mode = iota
+	// Turns gives turns, which overlap at their ends: a strict guarantee for
+	// elastic shares.
+	Turns
+	// Drained gives turns that don't overlap, so that the processes' own
+	// measurements are the truth: for drivers that have no better.
+	Drained
+)
+
+// Config is how a card is run.
+type Config struct {
+	Mode Mode
+	// Gain is the part of the ledger that is settled with each truth, 0 to 1; 0:
+	// 0.7, or 0.3 with turns.
+	Gain float64
+	// TurnLength is 0 for 30 ms.
+	TurnLength time.Duration
+	// NoTruth says that Truth will never be called.
+	NoTruth bool
+}
+
+// Process is one process on one card. The caller fills Now before each Tick.
+type Process struct {
+	// Now is what the process says.
+	Now Counters
+	// Terms are what it is told, after each Tick and Truth.
+	Terms Terms
+
+	busy       bool
+	demandedAt int64 // 0: never
+	charged    int64 // at the last tick
+	ledger     ledger
+	turn       account
+}
+
+// Demanding says whether the process had work lately.
+func (p *Process) demanding(now int64) bool {
+	return p.demandedAt != 0 && now-p.demandedAt <= demandLasts
+}
+
+// Tenant is a container with a share of the card.
+type Tenant struct {
+	// SharePPM is what it was granted, 1 to 1,000,000.
+	SharePPM uint32
+	// Elastic shares are a guarantee and may borrow; others are a cap.
+	Elastic bool
+	// Processes are those that ever used the card and live.
+	Processes []*Process
+
+	borrowUntil int64
+	borrowedAt  int64
+}
+
+func (t *Tenant) demanding(now int64) bool {
+	for _, p := range t.Processes {
+		if p.demanding(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// Card divides the time of one card. It isn't safe for use by several goroutines.
+type Card struct {
+	config  Config
+	Tenants []*Tenant
+	pace    Pace
+	most    int
+	mostAt  int64
+	turn    turns
+}
+
+// NewCard has no tenants yet; the caller adds them to Tenants, and takes them off.
+func NewCard(config Config) *Card {
+	if config.Gain == 0 {
+		config.Gain = 0.7
+		if config.Mode != Credit {
+			config.Gain = 0.3
+		}
+	}
+	if config.TurnLength == 0 {
+		config.TurnLength = 30 * time.Millisecond
+	}
+	return &Card{config: config}
+}
+
+// Pace is for publication after each Tick: the newest point, n since then, and the
+// largest n of late.
+func (c *Card) Pace() (newest Point, contexts, most int) {
+	return c.pace.Last(), c.pace.Contexts(), max(c.most, 1)
+}
+
+// Tick is one look at the card, every 2 to 5 ms, at uneven distances so that no
+// program falls in step with it. It returns whether the caller should look again
+// at once, in a fraction of a millisecond, since a turn is being handed over.
+func (c *Card) Tick(now int64) (again bool) {
+	c.look(now)
+	var demanded uint64
+	for _, t := range c.Tenants {
+		if t.demanding(now) {
+			demanded += uint64(t.SharePPM)
+		}
+	}
+	for _, t := range c.Tenants {
+		c.divide(t, now, demanded)
+	}
+	if c.config.Mode == Credit {
+		c.lend(now)
+		return false
+	}
+	return c.giveTurns(now)
+}
+
+// look counts who has work on the card and moves the pace.
+func (c *Card) look(now int64) {
+	busy := 0
+	for _, t := range c.Tenants {
+		for _, p := range t.Processes {
+			p.busy = p.Now.Since != 0 && !c.surelyDone(p)
+			if p.busy {
+				busy++
+			}
+			if p.busy || p.Now.Waiting || p.Now.Charged != p.charged {
+				p.demandedAt = now
+			}
+			p.charged = p.Now.Charged
+		}
+	}
+	c.pace.move(now, busy)
+	if busy >= c.most || now-c.mostAt > int64(time.Second) {
+		c.most, c.mostAt = busy, now
+	}
+}
+
+// surelyDone says that a process' work must have ended, though the process hasn't
+// looked yet: it is busy with something else, and without a thread in it nobody
+// else can look.
+func (c *Card) surelyDone(p *Process) bool {
+	const slack = int64(2 * time.Millisecond)
+	return c.pace.At(c.pace.Last().At)-c.pace.At(p.Now.Since) > 2*p.Now.Committed+slack
+}
+
+// divide sets the shares of a tenant's processes. Those that have work get equal
+// parts of it; those without get the same, should they begin.
+func (c *Card) divide(t *Tenant, now int64, demanded uint64) {
+	share := uint64(t.SharePPM)
+	if demanded > soldPPM {
+		share = share * soldPPM / demanded
+	}
+	active := uint64(0)
+	for _, p := range t.Processes {
+		if p.demanding(now) {
+			active++
+		}
+	}
+	for _, p := range t.Processes {
+		n := active
+		if !p.demanding(now) {
+			n++
+		}
+		p.Terms.SharePPM = uint32(max(share/n, 1))
+		p.Terms.Gate = ByCredit
+	}
+}
+
+// credit is what the process has now, as far as it can be told from outside.
+func (p *Process) credit(now int64) int64 {
+	passed := min(max(now-p.Now.CreditAt, 0), int64(time.Second))
+	return p.Now.Credit + passed*int64(p.Terms.SharePPM)/1_000_000
+}
+
+// hungry says that the tenant has work and isn't getting its share.
+func (t *Tenant) hungry(now int64) bool {
+	for _, p := range t.Processes {
+		if (p.busy || p.Now.Waiting) && p.credit(now) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// lend gives a borrow bit to one elastic tenant that has used its share up, while
+// no other wants more. The one that borrowed longest ago is next.
+func (c *Card) lend(now int64) {
+	hungry := 0
+	var next *Tenant
+	for _, t := range c.Tenants {
+		switch {
+		case t.hungry(now):
+			hungry++
+		case t.Elastic && t.demanding(now):
+			if next == nil || t.borrowedAt < next.borrowedAt {
+				next = t
+			}
+		}
+	}
+	for _, t := range c.Tenants {
+		others := hungry
+		if t.hungry(now) {
+			others--
+		}
+		if others > 0 {
+			t.borrowUntil = 0
+		}
+	}
+	standing := false
+	for _, t := range c.Tenants {
+		standing = standing || t.borrowUntil > now
+	}
+	if next != nil && hungry == 0 && !standing {
+		next.borrowUntil, next.borrowedAt = now+borrowLasts, now
+	}
+	for _, t := range c.Tenants {
+		for _, p := range t.Processes {
+			p.Terms.Borrow = t.borrowUntil > now
+		}
+	}
+}

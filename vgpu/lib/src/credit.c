@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "credit.h"
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ------------------------------------------------------------------------------------------ pace */
+
+static uint64_t word(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+
+int64_t carve_pace_at(const struct carve_pace *pace, uint64_t at) {
+    uint64_t count = __atomic_load_n(&pace->count, __ATOMIC_ACQUIRE);
+    if (count == 0) {
+        return (int64_t)at;
+    }
+    const struct carve_pace_point *next = &pace->points[(count - 1) % CARVE_PACE_POINTS];
+    uint64_t next_at = word(&next->at), next_value = word(&next->value);
+    if (at >= next_at) {
+        uint64_t n = __atomic_load_n(&pace->contexts, __ATOMIC_RELAXED), after = at - next_at;
+        uint64_t shared = after < CARVE_PACE_STALE_NS ? after : CARVE_PACE_STALE_NS;
+        return (int64_t)(next_value + shared / (n > 1 ? n : 1) + (after - shared));
+    }
+    /* The oldest few may be written over at this moment. */
+    uint64_t room = count < CARVE_PACE_POINTS ? count : CARVE_PACE_POINTS - 16;
+    for (uint64_t back = 2; back <= room; back++) {
+        const struct carve_pace_point *point = &pace->points[(count - back) % CARVE_PACE_POINTS];
+        uint64_t point_at = word(&point->at), value = word(&point->value);
+        if (point_at <= at) {
+            uint64_t span = next_at - point_at, gain = next_value - value;
+            return (int64_t)(value + (span ? (uint64_t)((double)gain * (double)(at - point_at) / (double)span) : 0));
+        }
+        next_at = point_at;
+        next_value = value;
+    }
+    return (int64_t)next_value - (int64_t)(next_at - at);
+}
+
+/* What a process that had the card's attention from begin to end has to pay. */
+static int64_t price(const struct carve_pace *pace, uint64_t begin, uint64_t end) {
+    int64_t raw = (int64_t)(end - begin);
+    int64_t n = (int64_t)__atomic_load_n(&pace->most, __ATOMIC_RELAXED);
+    int64_t paid = carve_pace_at(pace, end) - carve_pace_at(pace, begin);
+    return least(most(paid, raw / (most(n, 1) + 1)), raw);
+}
+
+/* ---------------------------------------------------------------------------------------- credit */
+
+static int64_t estimate(const struct carve_cost *cost) {
+    return cost->samples != 0 ? cost->estimate_ns : CARVE_COST_UNSEEN_NS;
+}
+
+/* What is saved up stays within a cap, or a long wait would be followed by a long time without any limit; but
+ * a launch that costs more than the cap must be possible. */
+static void refill(struct carve_credit *credit, uint32_t share_ppm, int64_t needed, uint64_t now) {
+    int64_t cap = most(credit->demanding ? CARVE_CREDIT_MOST_NS : CARVE_CREDIT_IDLE_NS, needed);
+    if (credit->refilled_at == 0) {
+        credit->refilled_at = now;
+        credit->credit_ns = CARVE_CREDIT_IDLE_NS;
+    }
+    if (now > credit->refilled_at) {
+        uint64_t passed = now - credit->refilled_at;
+        if (passed > 1000000000000ull) {
+            passed = 1000000000000ull; /* a quarter of an hour fills any cap, and the product below fits */
+        }
+        credit->credit_ns += (int64_t)(passed * share_ppm / 1000000u);
+        credit->refilled_at = now;
+    }
+    credit->credit_ns = least(credit->credit_ns, cap);
+}
+
+static void correct(struct carve_credit *credit, const struct carve_terms *terms, uint64_t now) {
+    int64_t amount = terms->correction - credit->correction;
+    if (amount == 0) {
+        return;
+    }
+    credit->correction = terms->correction;
+    credit->credit_ns += amount;
+    /* What was borrowed was nobody's: a refund for it would be credit to hold others off with. */
+    if (amount > 0 && credit->borrowed_at != 0 && now - credit->borrowed_at < 2 * terms->truth_ns) {
+        credit->credit_ns = least(credit->credit_ns, CARVE_CREDIT_REFUND_NS);
+    }
+}
+
+static void fit_sweep(const struct carve_credit *credit, struct carve_cost *cost) {
+    if (cost->sweep != credit->sweep) {
+        cost->sweep = credit->sweep;
+        cost->open = 0;
+        cost->open_ns = 0;
+    }
+}
+
+static void issue(struct carve_credit *credit, struct carve_cost *cost, uint64_t now, struct carve_ticket *ticket) {
+    int64_t est = estimate(cost);
+    fit_sweep(credit, cost);
+    if (credit->outstanding == 0 && credit->tail_ns == 0) {
+        credit->began = now;
+    }
+    credit->committed_ns += est;
+    *ticket = (struct carve_ticket){.launches = cost->open + 1, .estimate_ns = est, .committed_ns = cost->open_ns + est};
+    /* Launches that no ticket stands for, of functions that aren't launched any more, would stay unpaid. */
+    bool sweep = credit->outstanding == 0 && credit->tail_ns - cost->open_ns > CARVE_CREDIT_TAIL_NS;
+    ticket->sampled = sweep || cost->samples < CARVE_COST_KNOWN || est > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY;
+    if (!ticket->sampled) {
+        cost->open++;
+        cost->open_ns += est;
+        credit->tail_ns += est;
+        return;
+    }
+    credit->tail_ns -= cost->open_ns;
+    cost->open = 0;
+    cost->open_ns = 0;
+    if (sweep) {
+        ticket->swept_ns = credit->tail_ns;
+        ticket->committed_ns += credit->tail_ns;
+        credit->tail_ns = 0;
+        credit->sweep++;
+        cost->sweep = credit->sweep;
+    }
+    if (credit->outstanding++ == 0) {
+        credit->since = now;
+    }
+}
+
+enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_cost *cost, const struct carve_terms *terms,
+                                    uint64_t now, struct carve_ticket *ticket, uint64_t *until) {
+    int64_t est = estimate(cost);
+    correct(credit, terms, now);
+    refill(credit, terms->share_ppm, est, now);
+    credit->demanding = true;
+    credit->waiting = true;
+    if (terms->gate == CARVE_SHUT) {
+        if (credit->outstanding != 0) {
+            return CARVE_WAIT_DONE; /* so that the agent sees when the card is free of us */
+        }
+        *until = now + (uint64_t)CARVE_CREDIT_SLEEP_LEAST_NS;
+        return CARVE_WAIT_GATE;
+    }
+    if (terms->borrow) {
+        credit->borrowed_at = now;
+        credit->credit_ns = most(credit->credit_ns, -CARVE_CREDIT_BORROW_NS);
+    }
+    int64_t short_of = credit->committed_ns - credit->credit_ns;
+    if (short_of > 0 && terms->gate != CARVE_TURN && !terms->borrow) {
+        /* What is out will be paid when it is done, and the agent counts us as busy until then. */
+        if (credit->outstanding != 0) {
+            return CARVE_WAIT_DONE;
+        }
+        int64_t sleep = (int64_t)((uint64_t)least(short_of, 1000000000000ll) * 1000000u / terms->share_ppm);
+        sleep = most(sleep, CARVE_CREDIT_SLEEP_LEAST_NS);
+        sleep = least(sleep, terms->elastic ? CARVE_CREDIT_SLEEP_ELASTIC_NS : CARVE_CREDIT_SLEEP_MOST_NS);
+        *until = now + (uint64_t)sleep;
+        return CARVE_SLEEP;
+    }
+    if (credit->committed_ns + est > terms->ahead_ns && credit->outstanding != 0) {
+        return CARVE_WAIT_DONE;
+    }
+    credit->waiting = false;
+    issue(credit, cost, now, ticket);
+    return CARVE_GO;
+}
+
+void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket) {
+    credit->committed_ns -= ticket->estimate_ns;
+    fit_sweep(credit, cost);
+    if (!ticket->sampled) {
+        /* Unless a ticket took it over in between. */
+        if (cost->open != 0) {
+            cost->open--;
+            cost->open_ns -= ticket->estimate_ns;
+            credit->tail_ns -= ticket->estimate_ns;
+        } else {
+            credit->committed_ns += ticket->estimate_ns;
+        }
+        return;
+    }
+    cost->open += ticket->launches - 1;
+    cost->open_ns += ticket->committed_ns - ticket->swept_ns - ticket->estimate_ns;
+    credit->tail_ns += ticket->committed_ns - ticket->swept_ns - ticket->estimate_ns;
+    /* What was swept has no function any more: it is paid now. */
+    credit->committed_ns -= ticket->swept_ns;
+    credit->credit_ns -= ticket->swept_ns;
+    credit->charged_ns += ticket->swept_ns;
+    if (--credit->outstanding == 0) {
+        credit->since = 0;
+    }
+}
+
+static void learn(struct carve_cost *cost, int64_t paid) {
+    if (cost->samples < CARVE_COST_KNOWN) {
+        cost->estimate_ns += (paid - cost->estimate_ns) / (int64_t)(cost->samples + 1);
+        cost->samples++;
+    } else {
+        cost->estimate_ns += (paid - cost->estimate_ns) / 8;
+    }
+}
+
+void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket,
+                       uint32_t share_ppm, uint64_t begin, uint64_t end, const struct carve_pace *pace, uint64_t now) {
+    uint64_t from = begin > credit->last_end ? begin : credit->last_end;
+    int64_t all = ticket->swept_ns;
+    if (end > from) {
+        all += price(pace, from, end) * (int64_t)ticket->launches;
+    }
+    if (end > credit->last_end) {
+        /* Short launches on several streams run side by side: all that were done since the last look can't have
+         * had the card for longer than that was ago, times without any work aside. */
+        uint64_t idle_to = credit->began > credit->last_end ? credit->began : credit->last_end;
+        int64_t passed = end > idle_to ? carve_pace_at(pace, end) - carve_pace_at(pace, idle_to) : 0;
+        if (credit->since > idle_to && credit->since < end) {
+            passed = least(passed, carve_pace_at(pace, end) - carve_pace_at(pace, credit->since) + ticket->committed_ns);
+        }
+        credit->unpaid_ns = least(credit->unpaid_ns + most(passed, 0), most(CARVE_CREDIT_UNPAID_NS, all));
+        credit->last_end = end;
+    }
+    all = least(all, credit->unpaid_ns);
+    credit->unpaid_ns -= all;
+    learn(cost, most(all - ticket->swept_ns, 0) / (int64_t)ticket->launches);
+    credit->credit_ns -= all;
+    credit->charged_ns += all;
+    credit->committed_ns -= ticket->committed_ns;
+    if (--credit->outstanding != 0) {
+        credit->since = credit->since > credit->last_end ? credit->since : credit->last_end;
+        return;
+    }
+    credit->since = 0;
+    if (!credit->waiting) {
+        refill(credit, share_ppm, 0, now); /* as one that had work, up to now */
+        credit->demanding = false;
+    }
+}

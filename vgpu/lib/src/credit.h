@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * credit.h: how much of a card this process may use now, in GPU time.
+ *
+ * Pure: no system call, no allocation, no lock, no clock of its own. Whoever calls holds a lock around one
+ * carve_credit and all carve_costs of that card, and brings the time. All times are nanoseconds of one clock;
+ * amounts are nanoseconds of the whole card.
+ *
+ * A process earns credit at its share of the time that passes, and pays for what the card did for it. What a
+ * launch cost is known when it is done; until then its estimate is committed. What was done is paid by the
+ * card's pace: where n processes took turns, an interval between two events holds the others' work, too, and
+ * about one n-th of it was ours. The agent publishes the integral of 1/n for that, sees by the driver's own
+ * figures what was paid too much or too little, and gives it back or takes it.
+ */
+#ifndef CARVE_CREDIT_H
+#define CARVE_CREDIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    CARVE_PACE_POINTS = 1024, /* 2 s at the agent's shortest period; a power of two */
+    CARVE_COST_KNOWN = 4,     /* samples after which an estimate is a moving average */
+    CARVE_COST_EVERY = 8,     /* of short launches one in so many is looked at */
+};
+
+#define CARVE_COST_UNSEEN_NS 4000000ll      /* of a function that never ran: a low guess would let hundreds of long ones queue */
+#define CARVE_COST_SHORT_NS 100000ll        /* up to here launches are sampled only */
+#define CARVE_CREDIT_MOST_NS 300000000ll    /* saved up while there is work that waits */
+#define CARVE_CREDIT_IDLE_NS 20000000ll     /* saved up without any */
+#define CARVE_CREDIT_BORROW_NS 20000000ll   /* debt that borrowing leaves at most */
+#define CARVE_CREDIT_REFUND_NS 30000000ll   /* credit after a refund for what was borrowed, at most */
+#define CARVE_CREDIT_SLEEP_LEAST_NS 2000000ll
+#define CARVE_CREDIT_SLEEP_MOST_NS 50000000ll
+#define CARVE_CREDIT_SLEEP_ELASTIC_NS 2000000ll /* at most, for who may borrow any moment */
+#define CARVE_CREDIT_TAIL_NS 1000000ll          /* unsampled work that may stay unpaid */
+#define CARVE_CREDIT_UNPAID_NS 2000000ll        /* the card's time that later samples may be paid for */
+#define CARVE_PACE_STALE_NS 100000000ull        /* without news for so long the pace is the clock's */
+
+/* The integral of 1/n over time, n being the processes with work on the card: what a process that worked all
+ * the time got, were the turns fair. Written by one, read by many: the writer fills point[count % POINTS], then
+ * stores count + 1. */
+struct carve_pace_point {
+    uint64_t at;
+    uint64_t value;
+};
+
+struct carve_pace {
+    uint64_t count;    /* points ever written; 0: nothing known, the pace is the clock's */
+    uint32_t contexts; /* n since the last point */
+    uint32_t most;     /* largest n of late: bounds how wrong a price can be */
+    struct carve_pace_point points[CARVE_PACE_POINTS];
+};
+
+/* The pace at some time: between points linear, after the last at 1/n, before the first at 1. */
+int64_t carve_pace_at(const struct carve_pace *pace, uint64_t at);
+
+/* What the agent allows at this moment. */
+enum carve_gate {
+    CARVE_BY_CREDIT, /* fixed and elastic shares */
+    CARVE_SHUT,      /* nothing may be launched */
+    CARVE_TURN,      /* what is launched now is launched by the agent's leave, credit or not */
+};
+
+struct carve_terms {
+    uint32_t share_ppm;    /* of the card, for this process, at this moment; 1 to 1,000,000 */
+    uint32_t gate;         /* enum carve_gate */
+    bool elastic;          /* may borrow at times */
+    bool borrow;           /* may borrow now */
+    int64_t correction;    /* sum of all corrections since the start */
+    uint64_t truth_ns;     /* how often the agent corrects */
+    int64_t ahead_ns;      /* estimated work that may be on the card at once */
+};
+
+/* What is known of a function's cost on one card. Zeroed: never launched. */
+struct carve_cost {
+    int64_t estimate_ns; /* of one launch */
+    int64_t open_ns;     /* committed since the last sampled launch */
+    uint32_t samples;    /* up to CARVE_COST_KNOWN */
+    uint32_t open;       /* launches since the last sampled one */
+    uint32_t sweep;      /* open and open_ns are of that sweep, else both are 0 */
+};
+
+/* The account of one process on one card. Zeroed: new. */
+struct carve_credit {
+    int64_t credit_ns;
+    int64_t committed_ns; /* estimates of what was launched and isn't paid */
+    int64_t charged_ns;   /* all that was ever paid, corrections aside */
+    int64_t tail_ns;      /* part of committed that no ticket holds */
+    int64_t unpaid_ns;    /* time of the card up to last_end that nothing was paid for, within a bound */
+    int64_t correction;   /* as applied */
+    uint64_t refilled_at; /* 0: never */
+    uint64_t last_end;    /* the card's work up to here is paid */
+    uint64_t began;       /* when work was launched last while none was out */
+    uint64_t since;       /* the oldest unpaid work can't have begun earlier; 0: none is out */
+    uint64_t borrowed_at; /* 0: never */
+    uint32_t outstanding; /* tickets */
+    uint32_t sweep;
+    bool waiting;   /* a launch is held back */
+    bool demanding; /* was at the last look */
+};
+
+/* One launch. */
+struct carve_ticket {
+    bool sampled;         /* begin and end must be found out, and carve_credit_done called */
+    uint32_t launches;    /* that it stands for */
+    int64_t estimate_ns;  /* of this one */
+    int64_t committed_ns; /* for all it stands for */
+    int64_t swept_ns;     /* part of that: of other functions' launches */
+};
+
+enum carve_verdict {
+    CARVE_GO,        /* launch; the ticket is filled in */
+    CARVE_SLEEP,     /* ask again at the time given */
+    CARVE_WAIT_DONE, /* ask again when a sampled launch is done */
+    CARVE_WAIT_GATE, /* ask again when the agent changes the gate, or at the time given */
+};
+
+/* May this launch go? */
+enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_cost *cost, const struct carve_terms *terms,
+                                    uint64_t now, struct carve_ticket *ticket, uint64_t *until);
+
+/* The driver refused it: as if it had never been asked for. */
+void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket);
+
+/* A sampled launch ran from begin to end. What it stands for is paid. share_ppm as in the terms. */
+void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket,
+                       uint32_t share_ppm, uint64_t begin, uint64_t end, const struct carve_pace *pace, uint64_t now);
+
+#endif
