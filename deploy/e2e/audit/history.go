@@ -22,6 +22,8 @@ type History struct {
 	// how many there were when an object was last told of.
 	breaks int
 	told   map[string]int
+	// gaps are the pods of which something may have been lost.
+	gaps map[string]bool
 	// grants are all that a pod ever carried.
 	grants map[string][]api.Grant
 }
@@ -38,7 +40,7 @@ type event struct {
 
 // NewHistory makes an empty one.
 func NewHistory() *History {
-	return &History{grants: map[string][]api.Grant{}, told: map[string]int{}}
+	return &History{grants: map[string][]api.Grant{}, told: map[string]int{}, gaps: map[string]bool{}}
 }
 
 // Break enters that from now on the watch may have lost something: the API
@@ -55,7 +57,11 @@ func (h *History) Break() {
 func (h *History) gap(object string) bool {
 	last, known := h.told[object]
 	h.told[object] = h.breaks
-	return known && last != h.breaks
+	if known && last != h.breaks {
+		h.gaps[object] = true
+		return true
+	}
+	return false
 }
 
 // SawPod enters a pod as it was from a resource version on.
@@ -72,6 +78,7 @@ func (h *History) SawPod(version uint64, p Pod) {
 func (h *History) SawNoPod(version uint64, uid string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.gap(uid)
 	h.events = append(h.events, event{version: version, gone: uid})
 }
 
@@ -243,7 +250,9 @@ func held(p Pod, gone bool, card v1alpha1.Card) Amount {
 // Strange says in what way a running container has what its pod was never
 // granted: limits of another, or another's card. A container with nothing at
 // all is none of that, since the hook may have been away; nor is one of a pod
-// that the history doesn't know yet.
+// that the history doesn't know yet, or of which it may have lost something. The
+// node may hear of a grant before the history does, so an answer counts when the
+// history is complete.
 func (h *History) Strange(k Container) string {
 	if k.Limits == nil && len(k.Cards) == 0 {
 		return ""
@@ -251,7 +260,7 @@ func (h *History) Strange(k Container) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	grants, known := h.grants[k.UID]
-	if !known {
+	if !known || h.gaps[k.UID] {
 		return ""
 	}
 	for _, g := range grants {

@@ -105,6 +105,33 @@ func TestHistoryFindsACardThatWasGivenTwice(t *testing.T) {
 	}
 }
 
+// A grant that the watch lost, or tells later than the node acts on it, makes
+// nothing strange.
+func TestWhatWasLostOrComesLateIsNotStrange(t *testing.T) {
+	grant := func(mib int64, generation int) *api.Grant {
+		return &api.Grant{UID: "u", Generation: generation, Containers: map[string][]api.CardGrant{"app": {{Card: "c", MemMiB: mib, Mode: api.ModeVGPU}}}}
+	}
+	grown := Container{ID: "id", UID: "u", Name: "app", Limits: Limits{"c": {MemMiB: 9}}, Cards: []string{"c"}}
+	for name, more := range map[string]struct {
+		do      func(h *History)
+		strange bool
+	}{
+		"nothing more":              {func(*History) {}, true},
+		"gone":                      {func(h *History) { h.SawNoPod(3, "u") }, true},
+		"the grant comes late":      {func(h *History) { h.SawPod(3, Pod{UID: "u", Grant: grant(9, 2)}) }, false},
+		"gone behind a break":       {func(h *History) { h.Break(); h.SawNoPod(3, "u") }, false},
+		"back behind a break":       {func(h *History) { h.Break(); h.SawPod(3, Pod{UID: "u", Grant: grant(7, 3)}) }, false},
+		"a break after it was gone": {func(h *History) { h.SawNoPod(3, "u"); h.Break() }, true},
+	} {
+		h := NewHistory()
+		h.SawPod(2, Pod{UID: "u", Grant: grant(5, 1)})
+		more.do(h)
+		if got := h.Strange(grown); (got != "") != more.strange {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 func TestStrangeContainers(t *testing.T) {
 	h := NewHistory()
 	h.SawPod(1, liveOn(a, 60))

@@ -18,6 +18,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -89,6 +90,14 @@ func (b *burst) clear() {
 	uids := map[string]bool{}
 	for _, p := range b.pods(ctx) {
 		uids[string(p.UID)] = true
+		if p.Spec.NodeName != "" {
+			continue
+		}
+		// Those that wait go first: one that is placed in the room that another
+		// leaves, and is gone at its bind, would be a bind error of the next burst.
+		if err := cluster.Client.CoreV1().Pods(ns).Delete(ctx, p.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			b.t.Errorf("delete pod %s: %v", p.Name, err)
+		}
 	}
 	if err := cluster.Client.CoreV1().Pods(ns).DeleteCollection(ctx, metav1.DeleteOptions{}, list); err != nil {
 		b.t.Errorf("delete the pods of %s: %v", b.name, err)
