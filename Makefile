@@ -81,6 +81,7 @@ test-long: E2E_TIMEOUT := 3h
 .PHONY: test-long
 test-long: test race asan fuzz ## the same with larger counts, sanitizers and fuzzing
 	go test -count=1 -timeout 60m ./api ./scheduler-extender/fit ./scheduler-extender/ledger -rapid.checks=$(CHECKS)
+	go test -count=1 -run NoFalseRefusal ./vgpu/agent -args -long
 	go test -count=1 -timeout 30m -v -run 'Share|Elastic|Truth' ./vgpu/compute/sim -seeds 20
 	vgpu/soft/build/test/corrupt 300
 	$(MAKE) --no-print-directory -C vgpu/lib oracle
@@ -145,7 +146,7 @@ demo-down: $(BIN)/demo ## end the demo and leave nothing of it
 	@$(BIN)/demo down
 
 .PHONY: bench
-bench: bench-vgpu bench-extender bench-node ## all benches
+bench: bench-vgpu bench-agent bench-extender bench-node ## all benches
 
 .PHONY: bench-vgpu
 bench-vgpu: ## what the front libraries add to a launch and to an allocation, and shares of compute in simulation
@@ -155,6 +156,10 @@ bench-vgpu: ## what the front libraries add to a launch and to an allocation, an
 .PHONY: simulate
 simulate: ## the tables of compute shares by simulation: designs, elastic shares, sensitivities, limits
 	@go run ./vgpu/compute/sim/cmd
+
+.PHONY: bench-agent
+bench-agent: native ## CPU of the agent's look at 32 containers in use, each second; an idle node takes none
+	@go test -count=1 -run '^$$' -bench LookAt32 ./vgpu/agent | awk '/agent_look/ {print "agent_look_32_containers", $$(NF-1), "ms/s"}'
 
 .PHONY: bench-extender
 bench-extender: ## CPU of a scheduling decision by cluster size

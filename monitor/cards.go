@@ -19,6 +19,7 @@ var (
 	cardUsed       = cardDesc("memory_used_bytes", "Memory in use on the card, by whoever, without what is reserved.")
 	cardGranted    = cardDesc("memory_granted_bytes", "Memory that slices on this node hold of the card; the whole card where one pod holds it.")
 	cardCores      = cardDesc("compute_granted_ratio", "Compute that slices hold of the card, 0 to 1.")
+	cardContext    = cardDesc("context_bytes", "What one context costs on the card with this driver, as processes have shown that had nothing else.")
 	cardProcesses  = cardDesc("processes", "Processes with a context on the card.")
 	cardBusy       = cardDesc("utilization_ratio", "Part of the driver's last period in which a kernel ran, 0 to 1.")
 	cardPower      = cardDesc("power_watts", "Power that the card draws.")
@@ -31,7 +32,7 @@ var (
 type cardCollector struct{ *cached }
 
 func (cardCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardProcesses, cardBusy, cardPower, cardTemp, cardSampleTime} {
+	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardContext, cardProcesses, cardBusy, cardPower, cardTemp, cardSampleTime} {
 		ch <- d
 	}
 }
@@ -44,6 +45,9 @@ func (c cardCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, cardReserved, float64(card.ReservedBytes), labels...)
 		gauge(ch, cardGranted, float64(card.GrantedBytes), labels...)
 		gauge(ch, cardCores, float64(card.GrantedCores)/100, labels...)
+		if card.ContextBytes != 0 {
+			gauge(ch, cardContext, float64(card.ContextBytes), labels...)
+		}
 		if card.Fault != "" {
 			continue
 		}

@@ -53,13 +53,13 @@ func testView() View {
 		Version: "v1", DriverVersion: "550.90.07", Software: true, LinkedSince: time.Unix(1700000000, 0), KubeletConnected: true,
 		Unadjusted: 1, Refused: 2, Records: 3,
 		Cards: []Card{
-			{Card: card(0, "GPU-a", "NVIDIA A100-SXM4-80GB"), GrantedBytes: 24000 << 20, GrantedCores: 80,
+			{Card: card(0, "GPU-a", "NVIDIA A100-SXM4-80GB"), GrantedBytes: 24000 << 20, GrantedCores: 80, ContextBytes: 304 << 20,
 				Sample: gpu.Sample{At: time.Unix(1700000100, 5e8), UsedBytes: 3 << 30, Processes: make([]gpu.Process, 4), Load: gpu.Load{UtilizationRatio: &busy, PowerWatts: &watts}}},
 			{Card: card(1, "GPU-b", "NVIDIA A30"), Fault: "GPU is lost"},
 		},
 		Slices: []Slice{
 			{Namespace: "team", Pod: "one", Container: "app", Card: "GPU-a", Mode: "vgpu", Active: true,
-				LimitBytes: 8000 << 20, UsedBytes: 1 << 30, PeakBytes: 2 << 30, Refusals: 5, Cores: 30, Processes: 2},
+				LimitBytes: 8000 << 20, UsedBytes: 1 << 30, ResidualBytes: 3 << 20, PeakBytes: 2 << 30, Refusals: 5, Cores: 30, Processes: 2},
 			{Namespace: "team", Pod: "two", Container: "app", Card: "GPU-a", Mode: "vgpu", LimitBytes: 16000 << 20, Cores: 50},
 			{Namespace: "team", Pod: "whole", Container: "app", Card: "GPU-b", Mode: "exclusive", Active: true},
 		},

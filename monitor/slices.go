@@ -16,6 +16,7 @@ var (
 	sliceActive    = sliceDesc("active", "1 while a container runs with the slice, 0 while it is only prepared.")
 	sliceLimit     = sliceDesc("memory_limit_bytes", "Memory that the container may hold on the card.")
 	sliceUsed      = sliceDesc("memory_used_bytes", "Memory that the container's processes hold on the card, contexts included, as they say themselves.")
+	sliceResidual  = sliceDesc("memory_residual_bytes", "Memory that the container's processes hold on the card beyond what they say, as the driver says: taken past carve's library. It counts against the limit.")
 	slicePeak      = sliceDesc("memory_peak_bytes", "The largest use that was seen.")
 	sliceRefusals  = sliceDesc("memory_refusals_total", "Allocations that were refused because of the limit.")
 	sliceCores     = sliceDesc("compute_granted_ratio", "Compute granted, 0 to 1; 0 has no share of its own.")
@@ -26,7 +27,7 @@ var (
 type sliceCollector struct{ *cached }
 
 func (sliceCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sliceActive, sliceLimit, sliceUsed, slicePeak, sliceRefusals, sliceCores, sliceProcesses} {
+	for _, d := range []*prometheus.Desc{sliceActive, sliceLimit, sliceUsed, sliceResidual, slicePeak, sliceRefusals, sliceCores, sliceProcesses} {
 		ch <- d
 	}
 }
@@ -46,6 +47,7 @@ func (c sliceCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(ch, sliceLimit, float64(s.LimitBytes), labels...)
 		gauge(ch, sliceUsed, float64(s.UsedBytes), labels...)
+		gauge(ch, sliceResidual, float64(s.ResidualBytes), labels...)
 		gauge(ch, slicePeak, float64(s.PeakBytes), labels...)
 		counter(ch, sliceRefusals, float64(s.Refusals), labels...)
 		gauge(ch, sliceCores, float64(s.Cores)/100, labels...)

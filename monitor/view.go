@@ -33,6 +33,8 @@ type Card struct {
 	// GrantedBytes and GrantedCores (percent) are what slices hold.
 	GrantedBytes uint64
 	GrantedCores int
+	// ContextBytes is what a context costs there, 0 where nobody has shown it yet.
+	ContextBytes uint64
 }
 
 // Slice is one container's share of one card.
@@ -44,7 +46,9 @@ type Slice struct {
 	Generation int
 	// The memory figures are 0 for a whole card.
 	LimitBytes, UsedBytes, PeakBytes uint64
-	Refusals                         uint64
-	Cores                            int // percent
-	Processes                        int
+	// ResidualBytes is held beyond UsedBytes, as the driver says.
+	ResidualBytes uint64
+	Refusals      uint64
+	Cores         int // percent
+	Processes     int
 }

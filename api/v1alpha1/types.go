@@ -219,6 +219,14 @@ type Slice struct {
 	Cores int32 `json:"cores,omitempty"`
 	// Mode is how the card is shared: vgpu, mig, mps, timeslice, exclusive.
 	Mode string `json:"mode"`
+	// ResidualMiB is memory that the container holds on the card beyond what its
+	// library counted, 64 MiB or more: taken past the library, or by a call that
+	// it doesn't count. It counts against the limit. The report has it as it was
+	// when it last grew by half or shrank to half; metrics have it as it is.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=16777216
+	ResidualMiB int64 `json:"residualMiB,omitempty"`
 	// Generation is the grant's that is in force.
 	Generation int32 `json:"generation"`
 	// RefusedGeneration is the generation of a newer grant of the pod that this

@@ -304,13 +304,13 @@ func (n *node) View() monitor.View {
 	for _, c := range v.Cards {
 		out.Cards = append(out.Cards, monitor.Card{
 			Card: c.Card, Sample: c.Sample, Fault: c.Fault,
-			GrantedBytes: uint64(c.GrantedMiB) << 20, GrantedCores: c.GrantedCores,
+			GrantedBytes: uint64(c.GrantedMiB) << 20, GrantedCores: c.GrantedCores, ContextBytes: c.ContextBytes,
 		})
 	}
 	for _, s := range v.Slices {
 		out.Slices = append(out.Slices, monitor.Slice{
 			PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active, Generation: s.Generation,
-			LimitBytes: s.LimitBytes, UsedBytes: s.Usage.UsedBytes, PeakBytes: s.PeakBytes,
+			LimitBytes: s.LimitBytes, UsedBytes: s.Usage.UsedBytes, ResidualBytes: s.ResidualBytes, PeakBytes: s.PeakBytes,
 			Refusals: s.Refusals, Cores: s.Cores, Processes: s.Processes,
 		})
 	}

@@ -24,7 +24,7 @@ type sliceView struct {
 	Node string `json:"node"`
 	Card string `json:"card"`
 	v1alpha1.Slice
-	UsedMiB   *int64  `json:"usedMiB,omitempty"`
+	UsedMiB   *int64  `json:"usedMiB,omitempty"` // as its processes say
 	PeakMiB   *int64  `json:"peakMiB,omitempty"`
 	Refusals  *uint64 `json:"refusals,omitempty"`
 	Processes *int32  `json:"processes,omitempty"`
@@ -170,6 +170,7 @@ func reported(s *nodev1.Slice) v1alpha1.Slice {
 	return v1alpha1.Slice{
 		PodUID: s.GetPodUid(), Namespace: s.GetNamespace(), Pod: s.GetPod(), Container: s.GetContainer(),
 		MemMiB: int64(s.GetLimitBytes() >> 20), Cores: s.GetCores(), Mode: s.GetMode(), State: state, Generation: s.GetGeneration(),
+		ResidualMiB: int64((s.GetResidualBytes() + api.MiB - 1) >> 20),
 	}
 }
 
@@ -179,9 +180,9 @@ func printSlices(w io.Writer, list []sliceView) error {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tNAMESPACE\tPOD\tCONTAINER\tCARD\tMEMORY MiB\tUSED MiB\tCORES\tSTATE")
+	fmt.Fprintln(t, "NODE\tNAMESPACE\tPOD\tCONTAINER\tCARD\tMEMORY MiB\tUSED MiB\tRESIDUAL MiB\tCORES\tSTATE")
 	for _, s := range list {
-		memory, cores, used := fmt.Sprint(s.MemMiB), "-", "-"
+		memory, cores, used, residual := fmt.Sprint(s.MemMiB), "-", "-", "-"
 		if s.Mode == string(api.ModeExclusive) {
 			memory, cores = "whole card", "100%"
 		} else if s.Cores > 0 {
@@ -190,7 +191,10 @@ func printSlices(w io.Writer, list []sliceView) error {
 		if s.UsedMiB != nil {
 			used = fmt.Sprint(*s.UsedMiB)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Node, s.Namespace, s.Pod, s.Container, s.Card, memory, used, cores, s.State)
+		if s.ResidualMiB > 0 {
+			residual = fmt.Sprint(s.ResidualMiB)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Node, s.Namespace, s.Pod, s.Container, s.Card, memory, used, residual, cores, s.State)
 	}
 	return t.Flush()
 }

@@ -38,7 +38,9 @@ containers that hold parts of them.
 It asks the agents of all nodes through the API server. Of a node that doesn't
 answer, or that you may not ask, it shows what was granted, and says so. Memory
 is in MiB. FREE is what isn't granted; USED of a card is what is in use by
-whoever, of a container what its processes hold.
+whoever, of a container what its processes say that they hold. RESIDUAL is what
+the driver says that they hold beyond it, taken past carve's library; it counts
+against LIMIT.
 
 "top pods" shows the pods of one namespace, or with -A of all.`,
 		Example: `  carve top
@@ -299,6 +301,7 @@ type topPod struct {
 // podOrders are the keys of --sort-by for pods; what nobody told is last.
 var podOrders = map[string]func(topPod) float64{
 	"used":      func(p topPod) float64 { return orLast(p.UsedBytes) },
+	"residual":  func(p topPod) float64 { return orLast(p.ResidualBytes) },
 	"peak":      func(p topPod) float64 { return orLast(p.PeakBytes) },
 	"limit":     func(p topPod) float64 { return float64(p.LimitBytes) },
 	"refusals":  func(p topPod) float64 { return orLast(p.Refusals) },
@@ -381,7 +384,7 @@ func printTopPods(w io.Writer, pods []topPod, namespace string) error {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED\tPEAK\tLIMIT\tREFUSALS\tCORES\tPROCS\tSTATE")
+	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED\tRESIDUAL\tPEAK\tLIMIT\tREFUSALS\tCORES\tPROCS\tSTATE")
 	for _, p := range pods {
 		card := p.Card
 		if p.Index != nil {
@@ -394,8 +397,8 @@ func printTopPods(w io.Writer, pods []topPod, namespace string) error {
 		if p.Percent > 0 {
 			cores = fmt.Sprintf("%d%%", p.Percent)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
-			mebibytes(p.UsedBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, count(p.Processes), p.State)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
+			mebibytes(p.UsedBytes), mebibytes(p.ResidualBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, count(p.Processes), p.State)
 	}
 	return t.Flush()
 }

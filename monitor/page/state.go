@@ -80,11 +80,14 @@ type Holder struct {
 	Whole      bool   `json:"whole,omitempty"`
 	LimitBytes uint64 `json:"limitBytes"`
 	// Percent is compute; 0 has no share of its own.
-	Percent   int     `json:"percent,omitempty"`
-	UsedBytes *uint64 `json:"usedBytes,omitempty"`
-	PeakBytes *uint64 `json:"peakBytes,omitempty"`
-	Refusals  *uint64 `json:"refusals,omitempty"`
-	Processes *int    `json:"processes,omitempty"`
+	Percent int `json:"percent,omitempty"`
+	// UsedBytes is what the container's processes say that they hold,
+	// ResidualBytes what the driver says that they hold beyond it.
+	UsedBytes     *uint64 `json:"usedBytes,omitempty"`
+	ResidualBytes *uint64 `json:"residualBytes,omitempty"`
+	PeakBytes     *uint64 `json:"peakBytes,omitempty"`
+	Refusals      *uint64 `json:"refusals,omitempty"`
+	Processes     *int    `json:"processes,omitempty"`
 }
 
 // hide takes the names of holders out; keepNamespace leaves those of their

@@ -27,7 +27,7 @@ func stateOf(v monitor.View, usage bool) state {
 	}
 	for _, sl := range slices(v) {
 		if !usage {
-			sl.UsedBytes, sl.PeakBytes, sl.Refusals, sl.Processes = 0, 0, 0, 0
+			sl.UsedBytes, sl.ResidualBytes, sl.PeakBytes, sl.Refusals, sl.Processes = 0, 0, 0, 0, 0
 		}
 		s.slices[sliceKey(sl)] = sl
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,8 @@ import (
 type Hardware interface {
 	Inventory() (gpu.Inventory, error)
 	Sample(uuid string) (gpu.Sample, error)
+	// Occupancy is Sample without the card's load.
+	Occupancy(uuid string) (gpu.Sample, error)
 }
 
 // Config is what an Agent is made of.
@@ -89,6 +92,13 @@ type Agent struct {
 	reported changes
 	// accessDoubted asks for a look at the containers' device rules.
 	accessDoubted chan struct{}
+	// stirred asks for a look at the processes of shares; looks counts them.
+	stirred chan struct{}
+	looks   atomic.Uint64
+	// contexts is what a context costs.
+	contexts *contextCosts
+	// groupsOf gives the cgroups of a process; tests have processes without.
+	groupsOf func(pid int) (string, error)
 
 	privileged namespaces
 
@@ -125,6 +135,10 @@ type Agent struct {
 	linked, stands bool
 	// wishedSlots is the operator's number of slots for each card, 0 for none.
 	wishedSlots int32
+	// faults say why a pod's slices aren't as they should be, storeFault why no
+	// pod's could be.
+	faults     map[string]string
+	storeFault string
 	// cordoned are the cards that the operator takes no new slices on.
 	cordoned []string
 
@@ -146,6 +160,9 @@ type holding struct {
 	// if there is none, and refusal says why.
 	refusedGeneration int
 	refusal           string
+	// renew says that something of the limits files is out of date that isn't in
+	// the record.
+	renew bool
 	// used are the containers that may have run with their slice.
 	used map[string]bool
 	// tallies are what was counted of each container, by card.
@@ -184,10 +201,13 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		dirty:         make(chan struct{}, 1),
 		resized:       make(chan struct{}, 1),
 		accessDoubted: make(chan struct{}, 1),
+		stirred:       make(chan struct{}, 1),
+		groupsOf:      cgroupsOf,
 		changed:       make(chan struct{}),
 		pods:          map[string]pod{},
 		held:          map[string]*holding{},
 		refused:       map[string]string{},
+		faults:        map[string]string{},
 		sandboxes:     map[string]sandbox{},
 		containers:    map[string]use{},
 	}
@@ -206,6 +226,10 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		// The device plugin registers with what the node had, whether its driver
 		// is loaded yet or not.
 		a.recallCards()
+		var fault error
+		if a.contexts, fault = recallContexts(contextsFile(c.StateDir)); fault != nil {
+			c.Log.Warn("what contexts cost is forgotten, and learnt again", "error", fault)
+		}
 		err = a.replay()
 	}
 	if err != nil {
@@ -326,6 +350,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{"capacity", a.advertise},
 		{"device access", a.watchAccess},
 		{"link", a.tellLink},
+		{"store", a.watchStore},
 		{"slices", a.work}, {"slices", a.work}, {"slices", a.work}, {"slices", a.work},
 	} {
 		parts.Go(func() { a.keep(ctx, part.name, part.run) })

@@ -241,6 +241,7 @@ func (a *Agent) setCards(inventory gpu.Inventory, fresh bool) {
 		a.rememberCards(inventory)
 	}
 	a.slotsChanged()
+	a.renewLimits() // a context costs something else with another driver
 	a.queueAll()
 	a.report()
 }

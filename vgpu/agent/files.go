@@ -36,8 +36,8 @@ func (f files) usage(uid, container string) string {
 }
 
 // limitsOf turns the grant of one container into the content of its limits
-// file.
-func limitsOf(cards []api.CardGrant) (region.Limits, error) {
+// file. context gives what a context costs on a card.
+func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.Limits, error) {
 	// NVIDIA's kernel modules (R515 and later; R535 is the oldest served) list
 	// processes in the caller's PID namespace under the caller's pids, and leave
 	// out others. So a container can measure its own context there.
@@ -50,6 +50,7 @@ func limitsOf(cards []api.CardGrant) (region.Limits, error) {
 		card := region.Card{
 			UUID:         uuid,
 			LimitBytes:   uint64(c.MemMiB) << 20,
+			ContextBytes: context(c.Card),
 			ComputePPM:   uint32(c.Cores) * 10_000,
 			ComputeFixed: c.Fixed,
 		}
@@ -63,8 +64,8 @@ func limitsOf(cards []api.CardGrant) (region.Limits, error) {
 
 // prepare brings the files of one share into the given state. It may be
 // repeated, and changes limits in place under running containers.
-func (f files) prepare(uid, container string, cards []api.CardGrant) error {
-	want, err := limitsOf(cards)
+func (f files) prepare(uid, container string, cards []api.CardGrant, context func(card string) uint64) error {
+	want, err := limitsOf(cards, context)
 	if err != nil {
 		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 	}

@@ -57,8 +57,8 @@ func (a *Agent) Slice(c RuntimeContainer) (*Prepared, error) {
 	switch {
 	case a.refused[c.PodUID] != "" && (c.Asked || p.asks[c.Name]):
 		return nil, fmt.Errorf("container %s gets no card: %s", c.Name, a.refused[c.PodUID])
-	case known && p.grant != "" && p.asks[c.Name]:
-		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", c.Name)
+	case known && p.grant != "" && (c.Asked || p.asks[c.Name]):
+		return nil, fmt.Errorf("the slice of container %s isn't prepared yet%s", c.Name, a.because(c.PodUID))
 	case known && (c.Asked || p.asks[c.Name]):
 		return nil, fmt.Errorf("container %s asks for cards, but the pod carries no grant: it came past carve's scheduler extender (a nodeName of its own, or another scheduler)", c.Name)
 	case !known && a.staticAsks(c):
@@ -66,7 +66,7 @@ func (a *Agent) Slice(c RuntimeContainer) (*Prepared, error) {
 	case !known && c.Asked:
 		return nil, fmt.Errorf("container %s asks for cards, and the agent doesn't know its pod yet", c.Name)
 	case !known && a.sandboxes[c.PodUID].grants(c.Name):
-		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", c.Name)
+		return nil, fmt.Errorf("the slice of container %s isn't prepared yet%s", c.Name, a.because(c.PodUID))
 	}
 	return nil, nil
 }
@@ -85,7 +85,7 @@ func (a *Agent) staticAsks(c RuntimeContainer) bool {
 // ready turns a holding into what the hook needs. a.mu is held.
 func (a *Agent) ready(h *holding, container string, cards []api.CardGrant) (*Prepared, error) {
 	if !h.prepared {
-		return nil, fmt.Errorf("the slice of container %s isn't prepared yet", container)
+		return nil, fmt.Errorf("the slice of container %s isn't prepared yet%s", container, a.because(h.Grant.UID))
 	}
 	if a.hardware.driver == nil {
 		return nil, errors.New("the driver's files aren't known yet")
@@ -132,6 +132,7 @@ func (a *Agent) Adjusted(c RuntimeContainer) {
 		}
 	}
 	a.containers[c.ID] = u
+	a.stir()
 	a.report()
 }
 
@@ -171,6 +172,7 @@ func (a *Agent) Exited(id string) {
 	a.mu.Unlock()
 	if ok {
 		a.queue.Add(u.uid)
+		a.stir()
 		a.report()
 	}
 }
@@ -218,6 +220,7 @@ func (a *Agent) Synchronize(list []RuntimeContainer) {
 	}
 	a.listed = true
 	a.mu.Unlock()
+	a.stir()
 	a.queueAll()
 	a.report()
 }
@@ -345,7 +348,7 @@ func (a *Agent) missing(namespace, name, container string) (why string, final bo
 		// Where the node chooses itself, it is about to.
 		return "the pod asks for cards but carries no grant: it came past carve's scheduler extender (a nodeName of its own, or another scheduler)", a.Place == nil, changed
 	}
-	return "the pod's slice isn't prepared yet", false, changed
+	return "the pod's slice isn't prepared yet" + a.because(uid), false, changed
 }
 
 // Ready says what keeps the node from serving cards, nil if nothing does.
@@ -358,6 +361,9 @@ func (a *Agent) Ready() error {
 	}
 	if !a.linked {
 		problems = append(problems, errors.New("the hook has no link to the container runtime yet"))
+	}
+	if a.storeFault != "" {
+		problems = append(problems, fmt.Errorf("slices can't be kept: %s", a.storeFault))
 	}
 	if !a.watched {
 		problems = append(problems, errors.New("the node's pods aren't known yet"))

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +15,9 @@ import (
 	"github.com/carve-gpu/carve/api"
 )
 
-// recordVersion is the version of a record's format.
-const recordVersion = 1
+// recordVersion is the version of a record's format. A record of another one is
+// set aside like a damaged one: the pod's own grant brings it back.
+const recordVersion = 2
 
 // maxRecordBytes bounds what is read: a grant of 64 KiB and a few names.
 const maxRecordBytes = 256 << 10
@@ -37,6 +40,20 @@ type record struct {
 	Order     []podContainer `json:"order"`
 	// Local says that this node chose the cards and not the extender.
 	Local bool `json:"local,omitempty"`
+	// Sum is the checksum of the rest, on disk only. What is in the journal is in
+	// force, so an amount that a failing disk changed must not be believed.
+	Sum string `json:"sum"`
+}
+
+// sum is the checksum of a record.
+func (r record) sum() (string, error) {
+	r.Sum = ""
+	b, err := json.Marshal(r)
+	if err != nil {
+		return "", err
+	}
+	s := sha256.Sum256(b)
+	return hex.EncodeToString(s[:16]), nil
 }
 
 // podContainer is a container of a pod, in the pod's order.
@@ -59,7 +76,7 @@ func (j journal) path(uid string) string { return filepath.Join(j.dir, uid+".jso
 
 // write makes a record durable, replacing the pod's older one.
 func (j journal) write(r record) error {
-	b, err := json.Marshal(r)
+	b, err := encodeRecord(r)
 	if err != nil {
 		return fmt.Errorf("write journal: %w", err)
 	}
@@ -145,6 +162,15 @@ func readRecord(path string) (record, error) {
 	return decodeRecord(b)
 }
 
+// encodeRecord writes a record with its checksum.
+func encodeRecord(r record) ([]byte, error) {
+	var err error
+	if r.Sum, err = r.sum(); err != nil {
+		return nil, err
+	}
+	return json.Marshal(r)
+}
+
 // decodeRecord reads and checks a record. Names in it become paths, so they
 // are checked like those of a pod.
 func decodeRecord(b []byte) (record, error) {
@@ -158,6 +184,10 @@ func decodeRecord(b []byte) (record, error) {
 	if r.Version != recordVersion {
 		return record{}, fmt.Errorf("version %d, this build reads %d", r.Version, recordVersion)
 	}
+	if sum, err := r.sum(); err != nil || sum != r.Sum {
+		return record{}, errors.New("its checksum is wrong: it was damaged, or changed by hand")
+	}
+	r.Sum = ""
 	if r.State != stateHeld && r.State != stateReleasing {
 		return record{}, fmt.Errorf("unknown state %.40q", r.State)
 	}

@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 		crashingAgent(dir)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) { destroySoft(); os.Exit(code) }))
 }
 
 const (
@@ -99,6 +99,8 @@ func (c *twoCards) Sample(uuid string) (gpu.Sample, error) {
 	c.samples++
 	return gpu.Sample{At: time.Now(), UsedBytes: 1 << 30, ReservedBytes: 512 << 20, Processes: c.processes}, nil
 }
+
+func (c *twoCards) Occupancy(uuid string) (gpu.Sample, error) { return c.Sample(uuid) }
 
 // apiServer is the part of an API server that the agent uses, over HTTP: pods
 // with watch, GPUNodes with status and watch, events.

@@ -307,7 +307,10 @@ const (
 	// On the node.
 	reasonHookDown      = "HookDown"
 	reasonHookUp        = "HookUp"
+	reasonUnwritable    = "SlicesUnwritable"
+	reasonWritable      = "SlicesWritable"
 	reasonResizeRefused = "ResizeRefused"
+	reasonOverLimit     = "MemoryOverLimit"
 )
 
 var eventScheme = scheme.Scheme

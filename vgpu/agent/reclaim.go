@@ -28,10 +28,16 @@ const (
 type share struct {
 	uid, container string
 	cards          []string
+	limits         []uint64 // of memory, by card
 	usage          string
 	running        bool     // a container with it hasn't exited
 	ids            []string // of those containers
 }
+
+// shareKey is a share's identity.
+type shareKey struct{ uid, container string }
+
+func (s share) key() shareKey { return shareKey{s.uid, s.container} }
 
 // shares lists the slices that have been used.
 func (a *Agent) shares() []share {
@@ -57,6 +63,7 @@ func (a *Agent) shares() []share {
 			s.running = s.running || len(s.ids) > 0
 			for _, c := range cards {
 				s.cards = append(s.cards, c.Card)
+				s.limits = append(s.limits, uint64(c.MemMiB)<<20)
 			}
 			out = append(out, s)
 		}
@@ -84,6 +91,7 @@ type reaper struct {
 	gone map[owner]int
 	// refusals are those that an owner counted last, on each card.
 	refusals map[owner][]uint64
+	samples  samples
 }
 
 // tally is what is counted of a share of one card over its life. A slot's own
@@ -91,21 +99,75 @@ type reaper struct {
 type tally struct {
 	refusals  uint64
 	peakBytes uint64
+	// residualBytes is what is held now beyond what the slots say, toldMiB what the
+	// report says of it, since toldAt; overSaid that the pod was told.
+	residualBytes uint64
+	toldMiB       int64
+	toldAt        time.Time
+	overSaid      bool
 }
 
-// reclaimLoop looks at the processes of all shares until ctx ends.
+func newReaper(a *Agent) *reaper {
+	return &reaper{
+		Agent: a, hostPID: map[owner]int{}, lastPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{},
+		samples: samples{histories: map[shareKey][]history{}},
+	}
+}
+
+// reclaimLoop looks at the processes of all shares until ctx ends. While no
+// container runs with one and no dead process is charged, it sleeps.
 func (a *Agent) reclaimLoop(ctx context.Context) {
-	r := &reaper{Agent: a, hostPID: map[owner]int{}, lastPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{}}
+	r := newReaper(a)
 	var dead map[string]bool
+	var unseen, looked time.Time
+	waiting := false
 	for {
-		wait := reclaimEvery
-		dead = a.endUnseen(procRoot, dead)
-		if r.look() {
-			wait = reclaimSoon
+		// What is found at two looks in a row is believed, so they keep apart
+		// however often something happens in between.
+		now := time.Now()
+		a.looks.Add(1)
+		if now.Sub(unseen) >= reclaimEvery {
+			dead, unseen = a.endUnseen(procRoot, dead), now
 		}
-		if !pause(ctx, wait) {
+		due := now.Sub(looked) >= reclaimSoon
+		if due {
+			waiting, looked = r.look(), now
+		}
+		r.sampleResiduals(now)
+		var again <-chan time.Time
+		switch {
+		case waiting || !due:
+			again = time.After(reclaimSoon)
+		case a.inUse():
+			again = time.After(reclaimEvery)
+		}
+		select {
+		case <-ctx.Done():
 			return
+		case <-a.stirred:
+		case <-again:
 		}
+	}
+}
+
+// inUse reports whether a container runs, as far as is known, in a pod that holds
+// slices.
+func (a *Agent) inUse() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, u := range a.containers {
+		if a.held[u.uid] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// stir has the processes of shares looked at now.
+func (a *Agent) stir() {
+	select {
+	case a.stirred <- struct{}{}:
+	default:
 	}
 }
 
@@ -240,9 +302,18 @@ func (r *reaper) count(s share, u region.Usage, seen map[owner]bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h := r.held[s.uid]
+	t := r.tallies(s)
+	for i := range t {
+		t[i].refusals += more[i].refusals
+		t[i].peakBytes = max(t[i].peakBytes, more[i].peakBytes, u.Total(i).UsedBytes)
+	}
+}
+
+// tallies are a share's, by card; nil if it is gone. a.mu is held.
+func (a *Agent) tallies(s share) []tally {
+	h := a.held[s.uid]
 	if h == nil {
-		return
+		return nil
 	}
 	if h.tallies == nil {
 		h.tallies = map[string][]tally{}
@@ -252,10 +323,7 @@ func (r *reaper) count(s share, u region.Usage, seen map[owner]bool) {
 		t = make([]tally, len(s.cards))
 		h.tallies[s.container] = t
 	}
-	for i := range t {
-		t[i].refusals += more[i].refusals
-		t[i].peakBytes = max(t[i].peakBytes, more[i].peakBytes, u.Total(i).UsedBytes)
-	}
+	return t
 }
 
 // isGone reports whether a slot's owner has ended, or runs another program.
@@ -322,7 +390,7 @@ func (r *reaper) corpses(uuid string) corpses {
 	if door == nil {
 		return corpses{unknown: true}
 	}
-	s, err := door.Sample(uuid)
+	s, err := door.Occupancy(uuid)
 	if err != nil {
 		return corpses{unknown: true}
 	}

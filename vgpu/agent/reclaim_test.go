@@ -344,3 +344,20 @@ func TestAContainerWhoseEndNobodyToldIsEnded(t *testing.T) {
 		t.Errorf("%d pods are looked at, want the one whose container ended", n)
 	}
 }
+
+// A node on which no container runs with a share doesn't wake to look.
+func TestAnIdleNodeSleeps(t *testing.T) {
+	n, _ := startShare(t)
+	// As often as it takes to be sure that it goes on while one runs.
+	before := n.looks.Load()
+	eventually(t, "looks while a container runs", func() bool { return n.looks.Load() >= before+3 })
+	n.Synchronize([]RuntimeContainer{{ID: "other", PodUID: "uid-of-a-pod-without-cards", Name: "app", HostPID: 1}})
+	time.Sleep(3 * reclaimEvery)
+	before = n.looks.Load()
+	time.Sleep(4 * reclaimEvery)
+	if more := n.looks.Load() - before; more != 0 {
+		t.Errorf("%d looks though no container runs with a share", more)
+	}
+	n.Adjusted(RuntimeContainer{ID: "again", PodUID: "uid-1", Name: "app"})
+	eventually(t, "looks again", func() bool { return n.looks.Load() >= before+3 })
+}

@@ -38,9 +38,11 @@ func (a *Agent) workOn(ctx context.Context, uid string) {
 	defer a.queue.Done(uid)
 	if err := a.reconcile(ctx, uid); err != nil {
 		a.Log.Warn("a pod's slices aren't as they should be; trying again", "uid", uid, "error", err)
+		a.stuck(uid, err)
 		a.queue.AddRateLimited(uid)
 		return
 	}
+	a.unstuck(uid)
 	a.queue.Forget(uid)
 }
 
@@ -53,7 +55,8 @@ type situation struct {
 	holding  *holding
 	record   record
 	prepared bool
-	refused  int // generation of a resize that can't be put in force
+	renew    bool // its limits files are out of date
+	refused  int  // generation of a resize that can't be put in force
 	sandbox  sandbox
 	running  bool // containers of the pod haven't exited
 }
@@ -65,6 +68,7 @@ func (a *Agent) situation(uid string) situation {
 	s.pod, s.known = a.pods[uid]
 	if s.holding = a.held[uid]; s.holding != nil {
 		s.record, s.prepared, s.refused = s.holding.record, s.holding.prepared, s.holding.refusedGeneration
+		s.renew = s.holding.renew
 	}
 	for _, u := range a.containers {
 		s.running = s.running || u.uid == uid
@@ -127,10 +131,15 @@ func (a *Agent) follow(c found, s situation) error {
 
 // again prepares what is in force but not in place, after a fault.
 func (a *Agent) again(s situation) error {
-	if s.holding == nil || s.prepared {
+	switch {
+	case s.holding == nil:
 		return nil
+	case !s.prepared:
+		return a.putInPlace(s.record)
+	case s.renew:
+		return a.renew(s.holding, s.record)
 	}
-	return a.putInPlace(s.record)
+	return nil
 }
 
 // reorder corrects what a record says of the kinds of containers.
@@ -209,7 +218,7 @@ func (a *Agent) prepareFiles(r record) error {
 			continue // whole cards need no files
 		}
 		a.stepped("files-prepare")
-		if err := a.files.prepare(r.Grant.UID, name, cards); err != nil {
+		if err := a.files.prepare(r.Grant.UID, name, cards, a.contextBytes); err != nil {
 			return err
 		}
 		a.stepped("files-prepared")

@@ -76,12 +76,13 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 			if used {
 				state = v1alpha1.Active
 			}
-			for _, c := range cards {
+			for i, c := range cards {
 				slices[c.Card] = append(slices[c.Card], v1alpha1.Slice{
 					PodUID: uid, Container: name, Namespace: h.Namespace, Pod: h.Pod,
 					MemMiB: c.MemMiB, Cores: int32(c.Cores), Mode: string(c.Mode),
 					Generation: int32(h.Grant.Generation), State: state,
 					RefusedGeneration: int32(h.refusedGeneration), Refusal: h.refusal,
+					ResidualMiB: h.toldResidual(name, i),
 				})
 			}
 		}

@@ -131,7 +131,7 @@ func (a *Agent) lower(old, new record) error {
 		if cards[0].Mode != api.ModeVGPU || slices.Equal(cards, old.Grant.Containers[name]) {
 			continue
 		}
-		want, err := limitsOf(cards)
+		want, err := limitsOf(cards, a.contextBytes)
 		if err != nil {
 			return fmt.Errorf("lower the limits of container %s: %w", name, err)
 		}

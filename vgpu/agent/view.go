@@ -40,6 +40,8 @@ type CardView struct {
 	GrantedMiB   int64
 	GrantedCores int
 	Whole        bool
+	// ContextBytes is what a context costs, 0 where it isn't known.
+	ContextBytes uint64
 }
 
 // SliceView is one container's share of one card.
@@ -57,7 +59,10 @@ type SliceView struct {
 	Usage     region.CardUsage
 	Refusals  uint64
 	PeakBytes uint64
-	Processes int
+	// ResidualBytes is what the container's processes hold on the card beyond
+	// what they say, as the driver says.
+	ResidualBytes uint64
+	Processes     int
 	// Damaged says that the container changed its usage file.
 	Damaged bool
 }
@@ -92,7 +97,7 @@ func (a *Agent) View() View {
 
 	for _, c := range cards {
 		am := granted[c.UUID]
-		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault}
+		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault, ContextBytes: a.contexts.of(status.DriverVersion, c.Model)}
 		if am.whole {
 			cv.GrantedMiB, cv.GrantedCores = c.MemoryMiB(), 100
 		}
@@ -147,7 +152,7 @@ func (a *Agent) readUsage(s *SliceView, cards []string) {
 		a.mu.Lock()
 		if h := a.held[s.PodUID]; h != nil && i < len(h.tallies[s.Container]) {
 			t := h.tallies[s.Container][i]
-			s.Refusals, s.PeakBytes = t.refusals, t.peakBytes
+			s.Refusals, s.PeakBytes, s.ResidualBytes = t.refusals, t.peakBytes, t.residualBytes
 		}
 		a.mu.Unlock()
 	}

@@ -28,7 +28,7 @@ type Limits struct {
 	// file, so it stays the same for the life of the file.
 	Cards []Card
 	// Live are the words that change without an update, one for each card. Readers get them, writers
-	// ignore them: see LimitsFile.SetLive.
+	// ignore them: see LimitsFile.SetLive and SetResidual.
 	Live []Live
 }
 
@@ -53,7 +53,7 @@ type Live struct {
 	// ResidualBytes is what the container uses on the card beyond what its usage file says. The library
 	// counts it as charged.
 	ResidualBytes uint64
-	// ResidualSequence grows by one with each SetLive. It is set by the file.
+	// ResidualSequence grows by one with each SetLive or SetResidual. It is set by the file.
 	ResidualSequence uint64
 	// GateClosed holds back launches on the card.
 	GateClosed bool

@@ -116,6 +116,18 @@ func (f *LimitsFile) SetLive(card int, l Live) error {
 	return nil
 }
 
+// SetResidual stores one card's residual alone, in one step, and leaves the other live words to whoever
+// writes them.
+func (f *LimitsFile) SetResidual(card int, bytes uint64) error {
+	if card < 0 || card >= MaxCards {
+		return fmt.Errorf("set residual %s: card %d: want 0 to %d", f.path, card, MaxCards-1)
+	}
+	at := limitsLiveAt + card*liveBytes
+	atomic.StoreUint64(f.word64(at+liveResidualAt), bytes)
+	atomic.AddUint64(f.word64(at+liveResidualSequenceAt), 1)
+	return nil
+}
+
 // word64 and word32 point into the mapped page; the layout keeps every word aligned.
 func (f *LimitsFile) word64(at int) *uint64 { return (*uint64)(unsafe.Pointer(&f.page[at])) }
 func (f *LimitsFile) word32(at int) *uint32 { return (*uint32)(unsafe.Pointer(&f.page[at])) }

@@ -265,8 +265,16 @@ func TestLiveWordsChangeWithoutAnUpdate(t *testing.T) {
 	if got.Live[1] != want || got.Live[0] != (Live{}) || got.Generation != 1 {
 		t.Errorf("got %+v", got)
 	}
+	// The residual alone leaves the other words to whoever writes them.
+	if err := f.SetResidual(1, 7*mib); err != nil {
+		t.Fatal(err)
+	}
+	want.ResidualBytes, want.ResidualSequence = 7*mib, 2
+	if got, err := ReadLimits(path); err != nil || got.Live[1] != want || got.Live[0] != (Live{}) || got.Generation != 1 {
+		t.Errorf("got %+v, %v", got, err)
+	}
 	for _, card := range []int{-1, MaxCards} {
-		if err := f.SetLive(card, want); err == nil {
+		if f.SetLive(card, want) == nil || f.SetResidual(card, 1) == nil {
 			t.Errorf("card %d accepted", card)
 		}
 	}

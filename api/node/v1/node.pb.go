@@ -259,7 +259,9 @@ type Slice struct {
 	Refusals  uint64 `protobuf:"varint,12,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	Processes int32  `protobuf:"varint,13,opt,name=processes,proto3" json:"processes,omitempty"`
 	// The grant's that is in force.
-	Generation    int32 `protobuf:"varint,14,opt,name=generation,proto3" json:"generation,omitempty"`
+	Generation int32 `protobuf:"varint,14,opt,name=generation,proto3" json:"generation,omitempty"`
+	// What it holds on the card beyond what it says, as the driver says.
+	ResidualBytes uint64 `protobuf:"varint,15,opt,name=residual_bytes,json=residualBytes,proto3" json:"residual_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -388,6 +390,13 @@ func (x *Slice) GetProcesses() int32 {
 func (x *Slice) GetGeneration() int32 {
 	if x != nil {
 		return x.Generation
+	}
+	return 0
+}
+
+func (x *Slice) GetResidualBytes() uint64 {
+	if x != nil {
+		return x.ResidualBytes
 	}
 	return 0
 }
@@ -1035,7 +1044,7 @@ const file_node_proto_rawDesc = "" +
 	"\bmig_mode\x18\v \x01(\tR\amigMode\x12\x14\n" +
 	"\x05fault\x18\f \x01(\tR\x05fault\x12\x12\n" +
 	"\x04lost\x18\x0e \x01(\bR\x04lost\x12!\n" +
-	"\fsoftware_gpu\x18\r \x01(\bR\vsoftwareGpu\"\xfd\x02\n" +
+	"\fsoftware_gpu\x18\r \x01(\bR\vsoftwareGpu\"\xa4\x03\n" +
 	"\x05Slice\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
@@ -1056,7 +1065,8 @@ const file_node_proto_rawDesc = "" +
 	"\tprocesses\x18\r \x01(\x05R\tprocesses\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x0e \x01(\x05R\n" +
-	"generation\"\x12\n" +
+	"generation\x12%\n" +
+	"\x0eresidual_bytes\x18\x0f \x01(\x04R\rresidualBytes\"\x12\n" +
 	"\x10ListCardsRequest\"\xbf\x01\n" +
 	"\x11ListCardsResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12#\n" +

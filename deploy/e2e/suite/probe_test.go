@@ -86,8 +86,20 @@ type session struct {
 // start begins a session; end must follow.
 func start(t *testing.T, pod, container string) *session {
 	t.Helper()
-	cmd := cluster.Lab.Command(t.Context(), "kubectl", "--kubeconfig=/etc/kubernetes/admin.conf", "exec", "-i", pod, "-c", container, "--",
-		"/usr/bin/gpuprobe", "serve")
+	return startProgram(t, pod, container, "/usr/bin/gpuprobe", "serve")
+}
+
+// startPast begins a session whose program opens the driver's own file instead of
+// the front library.
+func startPast(t *testing.T, pod, container string) *session {
+	t.Helper()
+	return startProgram(t, pod, container, "env", "LD_LIBRARY_PATH=/usr/lib/carve/driver", "/usr/bin/gpuprobe", "serve")
+}
+
+func startProgram(t *testing.T, pod, container string, program ...string) *session {
+	t.Helper()
+	cmd := cluster.Lab.Command(t.Context(), "kubectl",
+		append([]string{"--kubeconfig=/etc/kubernetes/admin.conf", "exec", "-i", pod, "-c", container, "--"}, program...)...)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -113,7 +113,7 @@ function drawHolders(c) {
       make("td", "", make("i", "dot " + colourOf(h, i)), nameOf(h)), make("td", "", h.state),
       cell(h.whole ? "whole card" : mib(h.limitBytes)), cell(h.whole ? "100%" : h.percent ? h.percent + "%" : "–"));
     if (live) {
-      tr.append(cell(h.usedBytes === undefined ? undefined : mib(h.usedBytes)), cell(h.peakBytes === undefined ? undefined : mib(h.peakBytes)),
+      tr.append(cell(h.usedBytes === undefined ? undefined : mib(h.usedBytes) + (h.residualBytes ? ` + ${mib(h.residualBytes)} past the library` : "")), cell(h.peakBytes === undefined ? undefined : mib(h.peakBytes)),
         cell(h.refusals === undefined ? undefined : h.refusals.toLocaleString("en")));
     }
     body.append(tr);

@@ -143,8 +143,18 @@ func (d *Driver) memory(dev nvml.Device) (nvml.Memory_v2, error) {
 	return nvml.Memory_v2{Total: m.Total, Free: m.Free, Used: m.Used}, nil
 }
 
-// Sample reads what a card holds now.
+// Sample reads what a card holds now, and how hard it works.
 func (d *Driver) Sample(uuid string) (gpu.Sample, error) {
+	return d.sample(uuid, true)
+}
+
+// Occupancy reads what a card holds now and leaves out how hard it works, which
+// takes several calls more.
+func (d *Driver) Occupancy(uuid string) (gpu.Sample, error) {
+	return d.sample(uuid, false)
+}
+
+func (d *Driver) sample(uuid string, load bool) (gpu.Sample, error) {
 	s, err := bounded(d, uuid, func() (gpu.Sample, error) {
 		s := gpu.Sample{At: time.Now()}
 		dev, r := d.lib.DeviceGetHandleByUUID(uuid)
@@ -156,24 +166,54 @@ func (d *Driver) Sample(uuid string) (gpu.Sample, error) {
 			return s, err
 		}
 		s.UsedBytes, s.ReservedBytes = m.Used, m.Reserved
-		processes, r := dev.GetComputeRunningProcesses()
-		if r != nvml.SUCCESS {
-			return s, fault("list processes", r)
+		if s.Processes, err = d.processes(dev); err != nil {
+			return s, err
 		}
-		for _, p := range processes {
-			used := p.UsedGpuMemory
-			if used == ^uint64(0) { // the driver's "not available"
-				used = 0
-			}
-			s.Processes = append(s.Processes, gpu.Process{PID: int(p.Pid), UsedBytes: used})
+		if load {
+			s.Load = d.load(dev)
+			return s, nil
 		}
-		s.Load = d.load(dev)
+		// Before and after, so that the processes' sum isn't more than the card's
+		// just because memory was taken in between.
+		if m, err = d.memory(dev); err != nil {
+			return s, err
+		}
+		s.UsedBytes = max(s.UsedBytes, m.Used)
 		return s, nil
 	})
 	if err != nil {
 		return s, fmt.Errorf("sample card %s: %w", uuid, err)
 	}
 	return s, nil
+}
+
+// processes lists those that compute on a card, and those that draw: a program
+// that does both may be on both lists, each time with all of its memory.
+func (d *Driver) processes(dev nvml.Device) ([]gpu.Process, error) {
+	listed, r := dev.GetComputeRunningProcesses()
+	if r != nvml.SUCCESS {
+		return nil, fault("list processes", r)
+	}
+	// A card that can't draw, or a container's view of one, may say so.
+	if drawing, r := dev.GetGraphicsRunningProcesses(); r == nvml.SUCCESS {
+		listed = append(listed, drawing...)
+	}
+	var out []gpu.Process
+	at := map[int]int{}
+	for _, p := range listed {
+		used := p.UsedGpuMemory
+		if used == ^uint64(0) { // the driver's "not available"
+			used = 0
+		}
+		i, known := at[int(p.Pid)]
+		if !known {
+			i = len(out)
+			at[int(p.Pid)] = i
+			out = append(out, gpu.Process{PID: int(p.Pid)})
+		}
+		out[i].UsedBytes = max(out[i].UsedBytes, used)
+	}
+	return out, nil
 }
 
 // load reads how hard a card works. What can't be read is left out: cards differ

@@ -10,11 +10,13 @@
  *
  * Types, numbers and layouts (asserted there) stand in cuda_abi_types.h, the
  * entry points below; what concerns arrays, memory of other processes and
- * managed memory stands in cuda_abi_memory.h.
+ * managed memory stands in cuda_abi_memory.h, graphs and all that belongs to
+ * them in cuda_abi_graph.h.
  */
 #ifndef CARVE_CUDA_ABI_H
 #define CARVE_CUDA_ABI_H
 
+#include "cuda_abi_graph.h"
 #include "cuda_abi_types.h"
 
 #ifdef __cplusplus
@@ -314,12 +316,6 @@ CUresult cuEventQuery(CUevent event);
 CUresult cuEventSynchronize(CUevent event);
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
 CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end);          /* 12.8 */
-
-/* graphs */
-CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value); /* 11.4 */
-CUresult cuDeviceGraphMemTrim(CUdevice device);                                                      /* 11.4 */
-CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream);
-CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream);
 
 /* profiler */
 CUresult cuProfilerStart(void);

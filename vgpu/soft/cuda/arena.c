@@ -325,6 +325,7 @@ static CUresult give(block *b, CUdeviceptr pointer) {
 CUresult memory_free(CUdeviceptr pointer) {
   bool in_pool = false;
   CUresult result = pool_free(pointer, &in_pool);
+  if (!in_pool) result = graph_memory_free(pointer, &in_pool);
   if (in_pool) return result;
   block *b = block_at(pointer);
   return b && b->owner && !b->opaque ? give(b, pointer) : CUDA_ERROR_INVALID_VALUE;
@@ -344,7 +345,7 @@ void memory_drop(context *ctx) {
 bool allocation_at(CUdeviceptr pointer, allocation *out) {
   block *b = block_at(pointer);
   if (!b) return false;
-  if (!b->owner) return pool_allocation_at(pointer, out);
+  if (!b->owner) return pool_allocation_at(pointer, out) || graph_memory_at(pointer, out);
   if (b->kind != BLOCK_CHUNK) {
     *out = (allocation){b, b->base, b->bytes};
     return pointer - b->base < b->bytes;

@@ -86,5 +86,8 @@ int vmm_host_view(CUdeviceptr pointer, uint64_t bytes, void **out);
 /* pool.c: allocations inside a pool's segments. */
 bool pool_allocation_at(CUdeviceptr pointer, allocation *out);
 CUresult pool_free(CUdeviceptr pointer, bool *found);
+/* graph_memory.c: the same for what graphs allocate */
+bool graph_memory_at(CUdeviceptr pointer, allocation *out);
+CUresult graph_memory_free(CUdeviceptr pointer, bool *found);
 
 #endif

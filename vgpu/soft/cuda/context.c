@@ -112,18 +112,21 @@ static CUresult make(CUdevice device, unsigned int flags, unsigned int api_versi
 /* The structure stays, since other threads may have it current; it holds nothing any more. */
 static void end(context *ctx) {
   soft_region *region = &the_driver.region;
+  bool only = false;
   modules_drop(ctx);
   events_drop(ctx);
   if (soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
     soft_usage *usage = &soft_slot_at(region, region->me)->usage[ctx->card];
     soft_sched_advance(region, soft_now(region));
     /* contexts of one process on a card share its queue: drop work only with the last */
-    if (usage->context_count == 1 && soft_slot_mine(region)) soft_sched_drop_queue(region, usage->queue);
+    only = usage->context_count == 1;
+    if (only && soft_slot_mine(region)) soft_sched_drop_queue(region, usage->queue);
     soft_unlock(region);
   }
   streams_drop(ctx);
   pools_drop(ctx);
   arrays_drop(ctx);
+  if (only) graph_memory_drop(ctx->card);
   memory_drop(ctx);
   if (soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
     soft_ledger_close_context(region, ctx->card);

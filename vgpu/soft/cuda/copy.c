@@ -1,21 +1,33 @@
 /*
  * copy.c - copies. The bytes move when the call is made, which is an order
- * that the streams allow; a synchronous copy first waits for its stream. A
- * copy takes no time on the card's clock.
+ * that the streams allow, unless something before them waits for the host
+ * (deferred.h); a synchronous copy first waits for its stream. A copy takes no
+ * time on the card's clock.
  */
 #include <string.h>
 
 #include "arena.h"
 #include "array.h"
+#include "operation.h"
 
 enum { PLAIN = 0, PER_THREAD = 1, WAITS = 2, TO_DEVICE = 4, FROM_DEVICE = 8 };
 
-static CUresult begin(context **ctx, CUstream handle, int how) {
+/* A copy that the caller waits for is done here and now; others go through the stream. */
+static CUresult perform(CUstream handle, int how, const CUDA_MEMCPY3D *c) {
+  context *ctx;
   stream *on;
-  CUresult result = context_current(ctx);
-  if (result == CUDA_SUCCESS) result = stream_resolve(*ctx, handle, how & PER_THREAD, &on);
-  if (result == CUDA_SUCCESS && how & WAITS) result = work_wait_stream(on->owner, on);
-  return result;
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result == CUDA_SUCCESS) result = stream_for_work(ctx, handle, how & PER_THREAD, &on);
+  if (result == CUDA_SUCCESS && how & WAITS) result = capture_unsafe();
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  operation op = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .ctx = on->owner, .copy = *c};
+  if (how & WAITS) {
+    result = work_wait_stream(on->owner, on);
+    LEAVE(result == CUDA_SUCCESS ? copy_run(c) : result);
+  }
+  result = copy_check(c);
+  LEAVE(result == CUDA_SUCCESS ? operation_submit(on, &op) : result);
 }
 
 static bool on_device(CUdeviceptr pointer) {
@@ -23,16 +35,19 @@ static bool on_device(CUdeviceptr pointer) {
   return is_device_address(pointer) || vmm_host_view(pointer, 1, &view) >= 0;
 }
 
+static CUmemorytype type_of(CUdeviceptr pointer) { return on_device(pointer) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; }
+
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, int how) {
-  context *ctx;
-  ENTER();
-  CUresult result = begin(&ctx, handle, how);
-  if (result != CUDA_SUCCESS || !bytes) LEAVE(result);
-  if ((how & TO_DEVICE && !on_device(to)) || (how & FROM_DEVICE && !on_device(from))) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  void *target = memory_host_view(to, bytes, true), *source = memory_host_view(from, bytes, false);
-  if (!target || !source) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  memmove(target, source, bytes);
-  LEAVE(CUDA_SUCCESS);
+  CUDA_MEMCPY3D c = {.srcDevice = from, .srcHost = (void *)(uintptr_t)from, .dstDevice = to, .dstHost = (void *)(uintptr_t)to,
+                     .WidthInBytes = bytes, .Height = 1, .Depth = 1};
+  CUresult ready = driver_enter();
+  if (ready != CUDA_SUCCESS) return ready;
+  c.srcMemoryType = type_of(from);
+  c.dstMemoryType = type_of(to);
+  driver_leave(CUDA_SUCCESS);
+  if ((how & TO_DEVICE && c.dstMemoryType == CU_MEMORYTYPE_HOST) || (how & FROM_DEVICE && c.srcMemoryType == CU_MEMORYTYPE_HOST))
+    c.dstMemoryType = -1; /* INVALID_VALUE, after what is found first */
+  return perform(handle, how, &c);
 }
 
 #define HOST(pointer) ((CUdeviceptr)(uintptr_t)(pointer))
@@ -123,36 +138,52 @@ static void *row_of(const side *s, size_t slice, size_t row, size_t width, bool 
   return memory_host_view(s->base + ((s->z + slice) * s->rows + s->y + row) * s->pitch + s->x, width, write);
 }
 
-static CUresult copy_box(const side *to, const side *from, size_t width, size_t height, size_t depth, CUstream handle, int how) {
-  context *ctx;
-  ENTER();
-  CUresult result = begin(&ctx, handle, how);
-  if (result != CUDA_SUCCESS) LEAVE(result);
-  if ((to->array && !handle_is(to->array, HANDLE_ARRAY)) || (from->array && !handle_is(from->array, HANDLE_ARRAY))) LEAVE(CUDA_ERROR_INVALID_HANDLE);
-  if (!width || !height || !depth) LEAVE(CUDA_SUCCESS);
-  /* refused as a whole or not at all */
-  for (int moving = 0; moving < 2; moving++)
-    for (size_t slice = 0; slice < depth; slice++)
-      for (size_t row = 0; row < height; row++) {
-        void *target = row_of(to, slice, row, width, true);
-        const void *source = row_of(from, slice, row, width, false);
-        if (!target || !source) LEAVE(CUDA_ERROR_INVALID_VALUE);
-        if (moving) memmove(target, source, width);
-      }
-  LEAVE(CUDA_SUCCESS);
-}
-
 static bool row_fits(const side *s, size_t width) { return s->array || (s->x <= s->pitch && width <= s->pitch - s->x); }
 
-static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream on, int how) {
-  side to, from;
-  if (!c) return CUDA_ERROR_INVALID_VALUE;
-  from = (side){.x = c->srcXInBytes, .y = c->srcY, .pitch = c->srcPitch ? c->srcPitch : c->srcXInBytes + c->WidthInBytes};
-  to = (side){.x = c->dstXInBytes, .y = c->dstY, .pitch = c->dstPitch ? c->dstPitch : c->dstXInBytes + c->WidthInBytes};
-  if (!side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &from) || !side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &to))
+static CUresult sides(const CUDA_MEMCPY3D *c, side *to, side *from) {
+  if (c->srcLOD || c->dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  *from = (side){.x = c->srcXInBytes, .y = c->srcY, .z = c->srcZ, .pitch = c->srcPitch, .rows = c->srcHeight};
+  *to = (side){.x = c->dstXInBytes, .y = c->dstY, .z = c->dstZ, .pitch = c->dstPitch, .rows = c->dstHeight};
+  if (!from->pitch) from->pitch = from->x + c->WidthInBytes;
+  if (!to->pitch) to->pitch = to->x + c->WidthInBytes;
+  if (!from->rows) from->rows = from->y + c->Height;
+  if (!to->rows) to->rows = to->y + c->Height;
+  if (!side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, from) || !side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, to))
     return CUDA_ERROR_INVALID_VALUE;
-  if (!row_fits(&from, c->WidthInBytes) || !row_fits(&to, c->WidthInBytes)) return CUDA_ERROR_INVALID_VALUE;
-  return copy_box(&to, &from, c->WidthInBytes, c->Height, 1, on, how);
+  if (!row_fits(from, c->WidthInBytes) || !row_fits(to, c->WidthInBytes)) return CUDA_ERROR_INVALID_VALUE;
+  bool gone = (to->array && !handle_is(to->array, HANDLE_ARRAY)) || (from->array && !handle_is(from->array, HANDLE_ARRAY));
+  return gone ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+}
+
+CUresult copy_check(const CUDA_MEMCPY3D *c) {
+  side to, from;
+  return sides(c, &to, &from);
+}
+
+CUresult copy_run(const CUDA_MEMCPY3D *c) {
+  side to, from;
+  CUresult result = sides(c, &to, &from);
+  if (result != CUDA_SUCCESS || !c->WidthInBytes || !c->Height || !c->Depth) return result;
+  /* refused as a whole or not at all */
+  for (int moving = 0; moving < 2; moving++)
+    for (size_t slice = 0; slice < c->Depth; slice++)
+      for (size_t row = 0; row < c->Height; row++) {
+        void *target = row_of(&to, slice, row, c->WidthInBytes, true);
+        const void *source = row_of(&from, slice, row, c->WidthInBytes, false);
+        if (!target || !source) return CUDA_ERROR_INVALID_VALUE;
+        if (moving) memmove(target, source, c->WidthInBytes);
+      }
+  return CUDA_SUCCESS;
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream on, int how) {
+  if (!c) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_MEMCPY3D box = {.srcXInBytes = c->srcXInBytes, .srcY = c->srcY, .srcMemoryType = c->srcMemoryType, .srcHost = c->srcHost,
+                       .srcDevice = c->srcDevice, .srcArray = c->srcArray, .srcPitch = c->srcPitch,
+                       .dstXInBytes = c->dstXInBytes, .dstY = c->dstY, .dstMemoryType = c->dstMemoryType, .dstHost = c->dstHost,
+                       .dstDevice = c->dstDevice, .dstArray = c->dstArray, .dstPitch = c->dstPitch,
+                       .WidthInBytes = c->WidthInBytes, .Height = c->Height, .Depth = 1};
+  return perform(on, how, &box);
 }
 
 static CUresult copy_2d_v1(const CUDA_MEMCPY2D_v1 *c, CUstream on, int how) {
@@ -175,20 +206,7 @@ EXPORT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D_v1 *c, CUstream on) { return
 EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream on) { return copy_2d(c, on, PLAIN); }
 EXPORT CUresult cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *c, CUstream on) { return copy_2d(c, on, PER_THREAD); }
 
-static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream on, int how) {
-  side to, from;
-  if (!c || c->srcLOD || c->dstLOD) return CUDA_ERROR_INVALID_VALUE;
-  from = (side){.x = c->srcXInBytes, .y = c->srcY, .z = c->srcZ, .pitch = c->srcPitch, .rows = c->srcHeight};
-  to = (side){.x = c->dstXInBytes, .y = c->dstY, .z = c->dstZ, .pitch = c->dstPitch, .rows = c->dstHeight};
-  if (!from.pitch) from.pitch = from.x + c->WidthInBytes;
-  if (!to.pitch) to.pitch = to.x + c->WidthInBytes;
-  if (!from.rows) from.rows = from.y + c->Height;
-  if (!to.rows) to.rows = to.y + c->Height;
-  if (!side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &from) || !side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &to))
-    return CUDA_ERROR_INVALID_VALUE;
-  if (!row_fits(&from, c->WidthInBytes) || !row_fits(&to, c->WidthInBytes)) return CUDA_ERROR_INVALID_VALUE;
-  return copy_box(&to, &from, c->WidthInBytes, c->Height, c->Depth, on, how);
-}
+static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream on, int how) { return c ? perform(on, how, c) : CUDA_ERROR_INVALID_VALUE; }
 
 static CUresult copy_3d_v1(const CUDA_MEMCPY3D_v1 *c, CUstream on, int how) {
   if (!c) return CUDA_ERROR_INVALID_VALUE;
@@ -226,7 +244,11 @@ EXPORT CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *c, CUstream o
 
 static CUresult copy_row(const side *to, const side *from, size_t n, CUstream on, int how) {
   if ((!to->array && !to->base) || (!from->array && !from->base)) return CUDA_ERROR_INVALID_VALUE;
-  return copy_box(to, from, n, 1, 1, on, how);
+  CUDA_MEMCPY3D box = {.srcXInBytes = from->x, .srcMemoryType = from->array ? CU_MEMORYTYPE_ARRAY : CU_MEMORYTYPE_UNIFIED,
+                       .srcDevice = from->base, .srcArray = from->array,
+                       .dstXInBytes = to->x, .dstMemoryType = to->array ? CU_MEMORYTYPE_ARRAY : CU_MEMORYTYPE_UNIFIED,
+                       .dstDevice = to->base, .dstArray = to->array, .WidthInBytes = n, .Height = 1, .Depth = 1};
+  return perform(on, how, &box);
 }
 
 EXPORT CUresult cuMemcpyHtoA(CUarray a, unsigned int o, const void *from, unsigned int n) { return copy_row(ROW(a, o), LINE(HOST(from)), n, NULL, WAITS); }

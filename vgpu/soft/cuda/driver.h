@@ -18,7 +18,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef enum { HANDLE_NONE = 0, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_LIBRARY, HANDLE_KERNEL, HANDLE_POOL, HANDLE_ARRAY, HANDLE_MIPMAP } handle_kind;
+typedef enum { HANDLE_NONE = 0, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_LIBRARY, HANDLE_KERNEL, HANDLE_POOL, HANDLE_ARRAY, HANDLE_MIPMAP, HANDLE_GRAPH, HANDLE_NODE, HANDLE_EXEC, HANDLE_OBJECT } handle_kind;
 
 typedef struct block block; /* arena.h */
 typedef struct CUctx_st context;
@@ -99,6 +99,9 @@ CUresult driver_from(soft_error error);
   } while (0)
 #define LEAVE(result) return driver_leave(result)
 
+/* True in a host function, which may make no call. */
+extern __thread bool driver_in_host_function;
+
 /* Releases and retakes the process lock around a wait. */
 void driver_pause(void);
 void driver_resume(void);
@@ -124,6 +127,14 @@ CUresult context_lost(const context *ctx);
 
 /* Resolves a stream argument. per_thread: what zero means. */
 CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream **out);
+/* The same for a call that puts work into it, which a capture may forbid. */
+CUresult stream_for_work(context *ctx, CUstream handle, bool per_thread, stream **out);
+bool stream_capturing(const stream *on);
+/* Whether a call that no capture can see is allowed now. */
+CUresult capture_unsafe(void);
+/* Queues a record of an event, or a wait for its last one (no entry when that is over). */
+CUresult event_record(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq);
+CUresult event_wait(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq);
 void streams_drop(context *ctx);
 void events_drop(context *ctx);
 
@@ -143,6 +154,7 @@ bool work_spins(const context *ctx);
 void pools_trim(context *ctx);
 void pools_drop(context *ctx);
 void arrays_drop(context *ctx);
+void graph_memory_drop(uint32_t card);
 void modules_drop(context *ctx);
 
 #endif

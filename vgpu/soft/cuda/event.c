@@ -45,25 +45,31 @@ void events_drop(context *ctx) {
   }
 }
 
+CUresult event_record(const stream *on, CUevent handle, uint32_t *out_queue, uint64_t *out_seq) {
+  uint32_t queue;
+  uint64_t seq;
+  handle->pending = false; /* an older record that is still out must not fill in this one */
+  CUresult result = work_submit(on->owner, on, (soft_entry){.kind = SOFT_ENTRY_EVENT, .cookie = (uintptr_t)handle}, &queue, &seq);
+  if (result != CUDA_SUCCESS || !handle_is(handle, HANDLE_EVENT)) return result; /* destroyed while we waited for room */
+  handle->recorded = handle->pending = true;
+  handle->queue = queue;
+  handle->seq = seq;
+  handle->stream_number = on->number;
+  if (out_queue) *out_queue = queue;
+  if (out_seq) *out_seq = seq;
+  return CUDA_SUCCESS;
+}
+
 static CUresult record(CUevent handle, CUstream stream_handle, unsigned int flags, bool per_thread) {
   context *ctx;
   stream *on;
   ENTER();
   CUresult result = context_current(&ctx);
-  if (result == CUDA_SUCCESS) result = stream_resolve(ctx, stream_handle, per_thread, &on);
+  if (result == CUDA_SUCCESS) result = stream_for_work(ctx, stream_handle, per_thread, &on);
   if (result != CUDA_SUCCESS) LEAVE(result);
   if (flags > CU_EVENT_RECORD_EXTERNAL) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (!handle_is(handle, HANDLE_EVENT) || handle->owner != on->owner) LEAVE(CUDA_ERROR_INVALID_HANDLE);
-  uint32_t queue;
-  uint64_t seq;
-  handle->pending = false; /* an older record that is still out must not fill in this one */
-  result = work_submit(on->owner, on, (soft_entry){.kind = SOFT_ENTRY_EVENT, .cookie = (uintptr_t)handle}, &queue, &seq);
-  if (result != CUDA_SUCCESS) LEAVE(result);
-  handle->recorded = handle->pending = true;
-  handle->queue = queue;
-  handle->seq = seq;
-  handle->stream_number = on->number;
-  LEAVE(CUDA_SUCCESS);
+  LEAVE(event_record(on, handle, NULL, NULL));
 }
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream on) { return record(handle, on, 0, false); }

@@ -1,28 +1,50 @@
-/* fill.c - the memset family. Like copies, fills happen at the call and take no time on the card. */
+/*
+ * fill.c - the memset family. Like copies, fills happen at the call, unless
+ * something before them waits for the host, and take no time on the card.
+ */
 #include <string.h>
 
 #include "arena.h"
+#include "operation.h"
 
 typedef struct {
-  CUdeviceptr pointer;
-  size_t pitch;            /* bytes, 0 for one row */
-  unsigned int value;
-  unsigned int width;      /* bytes of an element */
-  size_t count, rows;      /* elements of a row, rows */
+  CUDA_MEMSET_NODE_PARAMS box;
   CUstream stream;
   bool per_thread, waits;
 } wish;
 
-static void fill_row(void *view, const wish *w) {
-  if (w->width == 1) {
-    memset(view, (int)w->value, w->count);
-  } else if (w->width == 2) {
-    uint16_t *at = view, value = (uint16_t)w->value;
-    for (size_t i = 0; i < w->count; i++) at[i] = value;
+static void fill_row(void *view, const CUDA_MEMSET_NODE_PARAMS *f) {
+  if (f->elementSize == 1) {
+    memset(view, (int)f->value, f->width);
+  } else if (f->elementSize == 2) {
+    uint16_t *at = view, value = (uint16_t)f->value;
+    for (size_t i = 0; i < f->width; i++) at[i] = value;
   } else {
     uint32_t *at = view;
-    for (size_t i = 0; i < w->count; i++) at[i] = w->value;
+    for (size_t i = 0; i < f->width; i++) at[i] = f->value;
   }
+}
+
+CUresult fill_check(const CUDA_MEMSET_NODE_PARAMS *f) {
+  if (f->elementSize != 1 && f->elementSize != 2 && f->elementSize != 4) return CUDA_ERROR_INVALID_VALUE;
+  if (!f->width || !f->height) return CUDA_SUCCESS;
+  size_t bytes = f->width * f->elementSize;
+  if (bytes / f->elementSize != f->width || f->dst % f->elementSize) return CUDA_ERROR_INVALID_VALUE;
+  return f->height > 1 && (f->pitch % f->elementSize || f->pitch < bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult fill_run(const CUDA_MEMSET_NODE_PARAMS *f) {
+  CUresult result = fill_check(f);
+  if (result != CUDA_SUCCESS || !f->width || !f->height) return result;
+  size_t bytes = f->width * f->elementSize;
+  for (size_t row = 0; row < f->height; row++) {
+    CUdeviceptr at = f->dst + row * f->pitch;
+    if (!f->value && memory_zero(at, bytes)) continue;
+    void *view = memory_host_view(at, bytes, true);
+    if (!view) return CUDA_ERROR_INVALID_VALUE;
+    fill_row(view, f);
+  }
+  return CUDA_SUCCESS;
 }
 
 static CUresult fill(wish w) {
@@ -30,23 +52,19 @@ static CUresult fill(wish w) {
   stream *on;
   ENTER();
   CUresult result = context_current(&ctx);
-  if (result == CUDA_SUCCESS) result = stream_resolve(ctx, w.stream, w.per_thread, &on);
-  if (result == CUDA_SUCCESS && w.waits) result = work_wait_stream(on->owner, on);
-  if (result != CUDA_SUCCESS || !w.count || !w.rows) LEAVE(result);
-  size_t bytes = w.count * w.width;
-  if (bytes / w.width != w.count || w.pointer % w.width || w.pitch % w.width || (w.rows > 1 && w.pitch < bytes)) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  for (size_t row = 0; row < w.rows; row++) {
-    CUdeviceptr at = w.pointer + row * w.pitch;
-    if (!w.value && memory_zero(at, bytes)) continue;
-    void *view = memory_host_view(at, bytes, true);
-    if (!view) LEAVE(CUDA_ERROR_INVALID_VALUE);
-    fill_row(view, &w);
-  }
-  LEAVE(CUDA_SUCCESS);
+  if (result == CUDA_SUCCESS) result = stream_for_work(ctx, w.stream, w.per_thread, &on);
+  if (result != CUDA_SUCCESS || !w.box.width || !w.box.height) LEAVE(result);
+  result = fill_check(&w.box);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  operation op = {.type = CU_GRAPH_NODE_TYPE_MEMSET, .ctx = on->owner, .fill = w.box};
+  /* fills of device memory don't wait for the card, but their bytes are there when a wait is over */
+  if (!w.waits || stream_capturing(on)) LEAVE(operation_submit(on, &op));
+  result = work_wait_stream(on->owner, on);
+  LEAVE(result == CUDA_SUCCESS ? fill_run(&w.box) : result);
 }
 
-#define LINE(p, v, w, n) .pointer = (p), .value = (v), .width = (w), .count = (n), .rows = 1
-#define BOX(p, q, v, w, n, h) .pointer = (p), .pitch = (q), .value = (v), .width = (w), .count = (n), .rows = (h)
+#define LINE(p, v, w, n) .box = {.dst = (p), .value = (v), .elementSize = (w), .width = (n), .height = 1}
+#define BOX(p, q, v, w, n, h) .box = {.dst = (p), .pitch = (q), .value = (v), .elementSize = (w), .width = (n), .height = (h)}
 #define FILL(...) return fill((wish){__VA_ARGS__})
 
 EXPORT CUresult cuMemsetD8(CUdeviceptr_v1 p, unsigned char v, unsigned int n) { FILL(LINE(p, v, 1, n), .waits = true); }

@@ -1,13 +1,7 @@
 /* launch.c - launches: checked, done on the bytes at once, and queued for the time they take. */
 #include <string.h>
 
-#include "module.h"
-
-typedef struct {
-  unsigned int grid[3], block[3];
-  unsigned int shared_bytes;
-  bool cooperative;
-} shape;
+#include "operation.h"
 
 /* Arguments one after the other, each at its own alignment, as the extra form packs them. */
 static CUresult gather(const ptx_entry *entry, void **parameters, void **extra, kernel_arguments *out) {
@@ -44,7 +38,7 @@ static unsigned int blocks_per_sm(const soft_card *card, unsigned int threads) {
   return fit < 1 ? 1 : fit > most ? most : fit;
 }
 
-static CUresult check(const shape *s, const struct CUfunc_st *function) {
+static CUresult check(const kernel_work *s, const struct CUfunc_st *function) {
   for (int i = 0; i < 3; i++)
     if (!s->grid[i] || !s->block[i]) return CUDA_ERROR_INVALID_VALUE;
   if (s->grid[0] > 0x7fffffffu || s->grid[1] > 65535 || s->grid[2] > 65535) return CUDA_ERROR_INVALID_VALUE;
@@ -54,77 +48,93 @@ static CUresult check(const shape *s, const struct CUfunc_st *function) {
   return s->shared_bytes > shared ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction handle, const shape *s, CUstream stream_handle, void **parameters, void **extra, bool per_thread) {
-  context *ctx;
-  stream *on;
+CUresult kernel_prepare(context *ctx, CUfunction handle, void **parameters, void **extra, kernel_work *work) {
   struct CUfunc_st *function;
-  kernel_arguments arguments;
-  ENTER();
-  CUresult result = context_current(&ctx);
-  if (result == CUDA_SUCCESS) result = stream_resolve(ctx, stream_handle, per_thread, &on);
-  if (result == CUDA_SUCCESS) result = function_resolve(ctx, handle, &function);
-  if (result == CUDA_SUCCESS && function->of->owner != on->owner) result = CUDA_ERROR_INVALID_HANDLE;
-  if (result == CUDA_SUCCESS) result = check(s, function);
+  CUresult result = function_resolve(ctx, handle, &function);
+  if (result == CUDA_SUCCESS && function->of->owner != ctx) result = CUDA_ERROR_INVALID_HANDLE;
+  if (result == CUDA_SUCCESS) result = check(work, function);
   if (result == CUDA_SUCCESS && !function->known) result = CUDA_ERROR_NOT_SUPPORTED;
-  if (result == CUDA_SUCCESS) result = gather(function->entry, parameters, extra, &arguments);
-  if (result != CUDA_SUCCESS) LEAVE(result);
-
-  ctx = on->owner;
-  const kernel *known = function->known; /* the function may be unloaded while we wait for room */
-  const soft_card *card = context_card(ctx);
-  unsigned int threads = s->block[0] * s->block[1] * s->block[2];
-  uint64_t blocks = (uint64_t)s->grid[0] * s->grid[1] * s->grid[2];
-  uint64_t resident = (uint64_t)blocks_per_sm(card, threads) * card->facts.sm_count;
-  if (!resident) resident = 1;
-  if (s->cooperative && blocks > resident) LEAVE(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
-  kernel_grid grid = {.threads = blocks * threads, .card = card};
-  uint64_t waves = (blocks + resident - 1) / resident;
-  unsigned __int128 length = (unsigned __int128)known->duration_ns(&arguments, &grid) * waves;
-  soft_entry entry = {.kind = SOFT_ENTRY_KERNEL,
-                      .width_ppm = blocks >= resident ? 1000000 : (uint32_t)((blocks * 1000000 + resident - 1) / resident),
-                      .left_ns = length > UINT64_MAX / 4 ? UINT64_MAX / 4 : (uint64_t)length};
-  result = work_submit(ctx, on, entry, NULL, NULL);
-  if (result != CUDA_SUCCESS) LEAVE(result);
-  /* as on a card, a fault of the kernel comes back with a later call, and stays */
-  result = known->run(&arguments, &grid);
-  if (result != CUDA_SUCCESS) ctx->sticky = result;
-  LEAVE(CUDA_SUCCESS);
+  if (result == CUDA_SUCCESS) result = gather(function->entry, parameters, extra, &work->arguments);
+  if (result != CUDA_SUCCESS) return result;
+  work->handle = handle;
+  work->known = function->known; /* the function may be unloaded before it runs */
+  work->parameter_count = function->entry->parameter_count;
+  return CUDA_SUCCESS;
 }
 
-#define SHAPE(coop) {{gridX, gridY, gridZ}, {blockX, blockY, blockZ}, sharedBytes, coop}
+static kernel_grid grid_of(const context *ctx, const kernel_work *work) {
+  uint64_t blocks = (uint64_t)work->grid[0] * work->grid[1] * work->grid[2];
+  return (kernel_grid){.threads = blocks * work->block[0] * work->block[1] * work->block[2], .card = context_card(ctx)};
+}
+
+CUresult kernel_entry(const context *ctx, const kernel_work *work, soft_entry *entry) {
+  kernel_grid grid = grid_of(ctx, work);
+  uint64_t blocks = (uint64_t)work->grid[0] * work->grid[1] * work->grid[2];
+  uint64_t resident = (uint64_t)blocks_per_sm(grid.card, work->block[0] * work->block[1] * work->block[2]) * grid.card->facts.sm_count;
+  if (!resident) resident = 1;
+  if (work->cooperative && blocks > resident) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  uint64_t waves = (blocks + resident - 1) / resident;
+  unsigned __int128 length = (unsigned __int128)work->known->duration_ns(&work->arguments, &grid) * waves;
+  *entry = (soft_entry){.kind = SOFT_ENTRY_KERNEL,
+                        .width_ppm = blocks >= resident ? 1000000 : (uint32_t)((blocks * 1000000 + resident - 1) / resident),
+                        .left_ns = length > UINT64_MAX / 4 ? UINT64_MAX / 4 : (uint64_t)length};
+  return CUDA_SUCCESS;
+}
+
+CUresult kernel_run(context *ctx, const kernel_work *work) {
+  kernel_grid grid = grid_of(ctx, work);
+  return work->known->run(&work->arguments, &grid);
+}
+
+static CUresult launch(CUfunction handle, const kernel_work *shape, CUstream stream_handle, void **parameters, void **extra, bool per_thread) {
+  context *ctx;
+  stream *on;
+  operation op = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = *shape};
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result == CUDA_SUCCESS) result = stream_for_work(ctx, stream_handle, per_thread, &on);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  op.ctx = on->owner;
+  result = kernel_prepare(op.ctx, handle, parameters, extra, &op.kernel);
+  LEAVE(result == CUDA_SUCCESS ? operation_submit(on, &op) : result);
+}
+
+#define SHAPE(coop) \
+  {.grid = {gridX, gridY, gridZ}, .block = {blockX, blockY, blockZ}, .shared_bytes = sharedBytes, .cooperative = coop}
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX,
                                unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream on, void **parameters,
                                void **extra) {
-  shape s = SHAPE(false);
+  kernel_work s = SHAPE(false);
   return launch(function, &s, on, parameters, extra, false);
 }
 
 EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX,
                                     unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream on, void **parameters,
                                     void **extra) {
-  shape s = SHAPE(false);
+  kernel_work s = SHAPE(false);
   return launch(function, &s, on, parameters, extra, true);
 }
 
 EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ,
                                           unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes,
                                           CUstream on, void **parameters) {
-  shape s = SHAPE(true);
+  kernel_work s = SHAPE(true);
   return launch(function, &s, on, parameters, NULL, false);
 }
 
 EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ,
                                                unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes,
                                                CUstream on, void **parameters) {
-  shape s = SHAPE(true);
+  kernel_work s = SHAPE(true);
   return launch(function, &s, on, parameters, NULL, true);
 }
 
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra, bool per_thread) {
   if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
-  shape s = {{config->gridDimX, config->gridDimY, config->gridDimZ}, {config->blockDimX, config->blockDimY, config->blockDimZ},
-             config->sharedMemBytes, false};
+  kernel_work s = {.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+                   .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
+                   .shared_bytes = config->sharedMemBytes};
   for (unsigned int i = 0; i < config->numAttrs; i++) {
     if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) s.cooperative = config->attrs[i].value.cooperative != 0;
     else if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) return CUDA_ERROR_NOT_SUPPORTED;

@@ -105,7 +105,10 @@ EXPORT CUresult cuInit(unsigned int flags) {
   return result;
 }
 
+__thread bool driver_in_host_function;
+
 CUresult driver_enter(void) {
+  if (driver_in_host_function) return CUDA_ERROR_NOT_PERMITTED;
   if (!the_driver.initialised || is_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   lock();
   return CUDA_SUCCESS;

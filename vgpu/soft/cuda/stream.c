@@ -22,6 +22,10 @@ CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream *
   return CUDA_SUCCESS;
 }
 
+CUresult stream_for_work(context *ctx, CUstream handle, bool per_thread, stream **out) { return stream_resolve(ctx, handle, per_thread, out); }
+bool stream_capturing(const stream *on) { (void)on; return false; }
+CUresult capture_unsafe(void) { return CUDA_SUCCESS; }
+
 #define STREAM(ctx, on, handle, per_thread)                                                          \
   context *ctx;                                                                                      \
   stream *on;                                                                                        \
@@ -96,14 +100,19 @@ static CUresult query(CUstream handle, bool per_thread) {
 EXPORT CUresult cuStreamQuery(CUstream handle) { return query(handle, false); }
 EXPORT CUresult cuStreamQuery_ptsz(CUstream handle) { return query(handle, true); }
 
+CUresult event_wait(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq) {
+  if (handle->pending) work_collect(handle->owner);
+  if (!handle->pending) return CUDA_SUCCESS;
+  soft_entry wait = {.kind = SOFT_ENTRY_WAIT, .wait_queue = handle->queue, .wait_seq = handle->seq};
+  return work_submit(on->owner, on, wait, queue, seq);
+}
+
 static CUresult wait_event(CUstream handle, CUevent on_event, unsigned int flags, bool per_thread) {
   STREAM(ctx, on, handle, per_thread);
+  (void)ctx;
   if (flags > CU_EVENT_WAIT_EXTERNAL) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (!handle_is(on_event, HANDLE_EVENT)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
-  if (on_event->pending) work_collect(on_event->owner);
-  if (!on_event->pending) LEAVE(CUDA_SUCCESS);
-  soft_entry wait = {.kind = SOFT_ENTRY_WAIT, .wait_queue = on_event->queue, .wait_seq = on_event->seq};
-  LEAVE(work_submit(ctx, on, wait, NULL, NULL));
+  LEAVE(event_wait(on, on_event, NULL, NULL));
 }
 
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent on, unsigned int flags) { return wait_event(handle, on, flags, false); }

@@ -2,6 +2,7 @@
 #include "../state/clock.h"
 #include "../state/lock.h"
 #include "../state/sched.h"
+#include "deferred.h"
 #include "driver.h"
 
 static soft_entry *entry_at(soft_queue *queue, uint64_t seq) { return &queue->entries[seq & (SOFT_DEPTH - 1)]; }
@@ -41,6 +42,7 @@ void work_collect(context *ctx) {
   soft_sched_advance_card(region, ctx->card, soft_now(region));
   if (queue) collect(queue);
   soft_unlock(region);
+  deferred_run();
 }
 
 CUresult work_submit(context *ctx, const stream *on, soft_entry entry, uint32_t *out_queue, uint64_t *out_seq) {
@@ -98,6 +100,7 @@ CUresult work_wait(context *ctx, uint32_t stream_number, uint64_t seq, bool spin
   if (seq == SOFT_FOREVER) seq = queue->head ? queue->head - 1 : 0;
   bool done = queue->head == 0 || soft_sched_done(region, index, stream_number, seq);
   soft_unlock(region);
+  deferred_run();
   if (done) return context_lost(ctx);
   driver_pause();
   error = soft_wait_queue(region, index, stream_number, seq, spin);
@@ -124,7 +127,8 @@ CUresult work_query(context *ctx, uint32_t stream_number) {
     if (concerns && !(entry->flags & SOFT_ENTRY_DONE)) result = CUDA_ERROR_NOT_READY;
   }
   soft_unlock(region);
-  return result;
+  deferred_run();
+  return result == CUDA_SUCCESS ? ctx->sticky : result;
 }
 
 CUresult work_wait_stream(context *ctx, const stream *on) {
@@ -135,7 +139,10 @@ CUresult work_wait_stream(context *ctx, const stream *on) {
   if (error != SOFT_OK) return driver_from(error);
   bool idle = queue->scan == queue->head;
   soft_unlock(&the_driver.region);
-  if (idle) return CUDA_SUCCESS;
+  if (idle) {
+    deferred_run();
+    return ctx->sticky;
+  }
   if (on->number != SOFT_LEGACY_STREAM) return work_wait(ctx, on->number, SOFT_FOREVER, work_spins(ctx));
   /* the legacy stream waits for the blocking ones: so does a mark on it */
   uint64_t seq;

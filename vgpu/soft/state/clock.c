@@ -41,9 +41,9 @@ static bool card_gone(const soft_region *region, uint32_t queue) {
   return !card || card->lost;
 }
 
-static bool over(soft_region *region, const soft_waiter *waiter) {
+static bool over(soft_region *region, const soft_slot *slot, const soft_waiter *waiter) {
   if (waiter->until_ns <= region->state->header.virtual_ns) return true;
-  if (waiter->queue == SOFT_NO_INDEX) return false;
+  if (waiter->queue == SOFT_NO_INDEX) return waiter->stream == SOFT_GATES && slot->gates_ready;
   return card_gone(region, waiter->queue) || soft_sched_done(region, waiter->queue, waiter->stream, waiter->target_seq);
 }
 
@@ -56,7 +56,7 @@ static bool release_waiters(soft_region *region) {
     if (atomic_load(&slot->state) != SOFT_SLOT_LIVE) continue;
     for (int w = 0; w < SOFT_WAITERS; w++) {
       soft_waiter *waiter = &slot->waiters[w];
-      if (!waiter->used || atomic_load(&waiter->done) || !over(region, waiter)) continue;
+      if (!waiter->used || atomic_load(&waiter->done) || !over(region, slot, waiter)) continue;
       atomic_store(&waiter->done, 1);
       syscall(SYS_futex, &waiter->done, FUTEX_WAKE, 1, NULL, NULL, 0);
       any = true;
@@ -128,6 +128,7 @@ static soft_error virtual_wait(soft_region *region, soft_waiter wish) {
       return SOFT_ELOST;
     }
     if (timed_out) soft_ledger_sweep(region, true); /* a member that was killed must not stop the clock */
+    if (timed_out && wish.stream == SOFT_GATES) break; /* its caller looks at memory that others may write, too */
   }
   waiter->used = 0;
   error = wish.queue != SOFT_NO_INDEX && card_gone(region, wish.queue) ? SOFT_ELOST : SOFT_OK;
@@ -179,6 +180,19 @@ soft_error soft_wait_queue(soft_region *region, uint32_t queue, uint32_t stream,
     if (done) return SOFT_OK;
     wait_a_while(least ? least : 1000, on_card, spin);
   }
+}
+
+soft_error soft_wait_gates(soft_region *region) {
+  return virtual_wait(region, (soft_waiter){.until_ns = SOFT_FOREVER, .queue = SOFT_NO_INDEX, .stream = SOFT_GATES});
+}
+
+soft_error soft_clock_nudge(soft_region *region) {
+  soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
+  if (error != SOFT_OK) return error;
+  soft_sched_advance(region, soft_now(region));
+  if (is_virtual(region)) release_waiters(region);
+  soft_unlock(region);
+  return SOFT_OK;
 }
 
 static soft_error change_members(soft_region *region, bool join) {

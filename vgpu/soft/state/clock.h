@@ -35,6 +35,12 @@ soft_error soft_sleep_until(soft_region *region, uint64_t until_ns);
  */
 soft_error soft_wait_queue(soft_region *region, uint32_t queue, uint32_t stream, uint64_t seq, bool spin);
 
+/* Virtual clock: waits until a gate of our queues is reached, or some milliseconds of real time have passed. */
+soft_error soft_wait_gates(soft_region *region);
+
+/* After a gate was opened: tells those whose wait is over by that. */
+soft_error soft_clock_nudge(soft_region *region);
+
 soft_error soft_clock_join(soft_region *region);
 soft_error soft_clock_leave(soft_region *region);
 

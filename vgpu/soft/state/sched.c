@@ -47,12 +47,21 @@ static void finish(soft_entry *entry, uint64_t now) {
   entry->flags |= SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE;
 }
 
+/* A gate that was reached: its owner must look. */
+static void reach(soft_region *region, const soft_queue *queue, soft_entry *entry, uint64_t now) {
+  soft_slot *slot = soft_slot_at(region, queue->owner - 1);
+  entry->flags |= SOFT_ENTRY_STARTED;
+  entry->start_ns = now;
+  if (slot) slot->gates_ready = 1;
+}
+
 /* When the entry that a wait is for is (or will be) done; SOFT_FOREVER unknown. */
 static uint64_t wait_over(soft_region *region, const soft_entry *entry, uint32_t own_card, uint64_t until, int depth) {
   soft_queue *other = soft_queue_at(region, entry->wait_queue);
   if (!other || !other->owner || !sound(other)) return 0;
   if (other->card != own_card && depth < MAX_DEPTH) advance_card(region, other->card, until, depth + 1);
-  if (entry->wait_seq < other->scan || entry->wait_seq >= other->head) return 0;
+  /* one that was over long ago is overwritten; one that is over may still have ended later than this card's history reaches */
+  if (entry->wait_seq >= other->head || other->head - entry->wait_seq > SOFT_DEPTH) return 0;
   const soft_entry *target = entry_at(other, entry->wait_seq);
   return target->flags & SOFT_ENTRY_DONE ? target->end_ns : SOFT_FOREVER;
 }
@@ -74,7 +83,8 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
   for (uint64_t seq = queue->scan; queue->mixed && seq < queue->head; seq++) {
     const soft_entry *entry = entry_at(queue, seq);
     looks++;
-    if ((entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED) started_width += entry->width_ppm ? entry->width_ppm : 1;
+    if (entry->kind != SOFT_ENTRY_GATE && (entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED)
+      started_width += entry->width_ppm ? entry->width_ppm : 1;
   }
   for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
     soft_entry *entry = entry_at(queue, seq);
@@ -99,6 +109,13 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
         continue;
       }
       if (over < set.wait_until_ns) set.wait_until_ns = over;
+    } else if (ready && entry->kind == SOFT_ENTRY_GATE) {
+      if (entry->flags & SOFT_ENTRY_RELEASED && entry->wait_seq <= now) {
+        finish(entry, now);
+        continue;
+      }
+      if (entry->flags & SOFT_ENTRY_RELEASED && entry->wait_seq < set.wait_until_ns) set.wait_until_ns = entry->wait_seq;
+      if (!(entry->flags & SOFT_ENTRY_STARTED)) reach(region, queue, entry, now);
     } else if (ready) {
       uint64_t width = entry->width_ppm < FULL_WIDTH ? entry->width_ppm : FULL_WIDTH;
       if (!(entry->flags & SOFT_ENTRY_STARTED) && set.count < MAX_RUNNING &&

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define SOFT_MAGIC 0x3155504754464f53ull /* "SOFTGPU1" */
-#define SOFT_ABI 1u
+#define SOFT_ABI 2u
 
 enum {
   SOFT_CARDS = 16,      /* cards of a node */
@@ -138,7 +138,7 @@ typedef struct {
   uint64_t until_ns;         /* SOFT_FOREVER: for the queue only */
   uint64_t target_seq;       /* done when the queue's entries up to here are */
   uint32_t queue;            /* SOFT_NO_INDEX: for the time only */
-  uint32_t stream;           /* SOFT_ALL_STREAMS: every one */
+  uint32_t stream;           /* SOFT_ALL_STREAMS: every one; without a queue SOFT_GATES: also for a gate */
 } soft_waiter;
 
 typedef struct {
@@ -151,7 +151,7 @@ typedef struct {
   uint32_t clock_members;    /* threads that the virtual clock waits for */
   uint64_t seen_namespace;   /* the last observer that saw it alive, */
   uint32_t seen_pid;         /* and the pid that it saw */
-  uint32_t pad;
+  uint32_t gates_ready;      /* a gate of its queues was reached since it last looked */
   uint64_t claimed_real_ns;
   uint64_t seen_real_ns;     /* last known alive */
   uint64_t dead_real_ns;     /* 0 while alive */
@@ -161,10 +161,12 @@ typedef struct {
   soft_usage usage[SOFT_CARDS];
 } soft_slot;
 
-enum { SOFT_ENTRY_KERNEL = 1, SOFT_ENTRY_EVENT = 2, SOFT_ENTRY_WAIT = 3 };
-enum { SOFT_ENTRY_BLOCKING = 1, SOFT_ENTRY_STARTED = 2, SOFT_ENTRY_DONE = 4 };
+/* GATE: what follows waits until the owner says go on: a host function, a value in memory */
+enum { SOFT_ENTRY_KERNEL = 1, SOFT_ENTRY_EVENT = 2, SOFT_ENTRY_WAIT = 3, SOFT_ENTRY_GATE = 4 };
+enum { SOFT_ENTRY_BLOCKING = 1, SOFT_ENTRY_STARTED = 2, SOFT_ENTRY_DONE = 4, SOFT_ENTRY_RELEASED = 8 };
 #define SOFT_LEGACY_STREAM 0u
 #define SOFT_ALL_STREAMS 0xFFFFFFFFu
+#define SOFT_GATES 0xFFFFFFFEu
 
 typedef struct {
   uint32_t kind;
@@ -174,7 +176,7 @@ typedef struct {
   uint64_t left_ns;
   uint64_t submit_ns, start_ns, end_ns;
   uint64_t cookie;           /* the owner's own, never followed by others */
-  uint64_t wait_seq;         /* WAIT: done when this entry of wait_queue is */
+  uint64_t wait_seq;         /* WAIT: done when this entry of wait_queue is; GATE: when it was released */
   uint32_t wait_queue;
   uint32_t pad;
 } soft_entry;

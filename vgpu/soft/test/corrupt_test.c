@@ -130,6 +130,37 @@ static void tenant(child *self, void *unused) {
   tell(self, 1);
 }
 
+static void nothing(void *data) { (void)data; }
+
+/* One that has a graph with a host function in its queue when that is written over. */
+static void graph_tenant(child *self, void *unused) {
+  CUgraph graph;
+  CUgraphExec exec;
+  CUgraphNode node, spin;
+  uint64_t ns = 50000000;
+  CUdeviceptr none = 0;
+  void *parameters[] = {&ns, &none};
+  CUDA_HOST_NODE_PARAMS h = {nothing, NULL};
+  (void)unused;
+  tell(self, (uint64_t)start_cuda(1));
+  CUDA_KERNEL_NODE_PARAMS_v1 k = {.func = kernel("carve_spin"), .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1,
+                                  .blockDimZ = 1, .kernelParams = parameters};
+  CUDA(cuGraphCreate)(&graph, 0);
+  CUDA(cuGraphAddKernelNode)(&spin, graph, NULL, 0, &k);
+  CUDA(cuGraphAddHostNode)(&node, graph, &spin, 1, &h);
+  CUDA(cuGraphInstantiateWithFlags)(&exec, graph, 0);
+  for (int i = 0; i < 20; i++) CUDA(cuGraphLaunch)(exec, NULL);
+  tell(self, soft_slot_at(state_open(), 0) != NULL);
+  ask(self);
+  alarm(40);
+  for (int i = 0; i < 5; i++) {
+    CUDA(cuStreamQuery)(NULL);
+    CUDA(cuGraphLaunch)(exec, NULL);
+    nap_ms(5);
+  }
+  tell(self, 1);
+}
+
 int main(int argc, char **argv) {
   uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 12;
   int fd;
@@ -161,6 +192,10 @@ int main(int argc, char **argv) {
       state->queues[q].card = q % 3;
       state->header.cards[q % 3].active[0] |= 1ull << q;
       state->slots[q].usage[q % 3].queue = q;
+      for (uint32_t e = 0; e < SOFT_DEPTH; e += 3) { /* gates, reached, open or neither */
+        state->queues[q].entries[e].kind = SOFT_ENTRY_GATE;
+        state->queues[q].entries[e].flags &= 15;
+      }
     }
     if (chance() % 2) state->header.quantum_ns = 1;
     state->header.queues_high = 20;
@@ -180,6 +215,26 @@ int main(int argc, char **argv) {
   child_end(&c);
   memcpy(&state->header, good_header, sizeof *good_header);
   memset(state->slots, 0, 200 * sizeof state->slots[0]);
+
+  for (uint64_t i = 0; i < 3; i++) {
+    seed = 7000 + i;
+    c = child_start(graph_tenant, NULL);
+    check_equal(ask(&c), CUDA_SUCCESS, "a tenant with graphs starts");
+    ask(&c);
+    for (uint32_t q = 0; q < SOFT_QUEUES; q++) {
+      soft_queue *queue = &state->queues[q];
+      if (!queue->owner) continue;
+      if (i == 0) scribble(queue->entries, sizeof queue->entries);
+      if (i == 1) scribble(&queue->head, 24);
+      if (i == 2) queue->owner = (uint32_t)chance();
+    }
+    tell(&c, 1);
+    check_equal(ask(&c), 1, "its calls end when another one scribbles over its queue");
+    child_kill(&c);
+    memcpy(&state->header, good_header, sizeof *good_header);
+    memset(state->queues, 0, 20 * sizeof state->queues[0]);
+    memset(state->slots, 0, 200 * sizeof state->slots[0]);
+  }
 
   /* the lock held by nobody that there is, and by one that never lets go */
   state->header.lock = 0x7fffffff;

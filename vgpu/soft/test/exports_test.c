@@ -201,7 +201,7 @@ int main(void) {
   check(row_count > 600, "CUDA's table has %d rows", row_count);
   for (int i = 0; i < 4; i++) exports("libcuda", branches[i]);
   addresses();
-  void *early = entry(cuda_library(), "cuGraphCreate");
+  void *early = entry(cuda_library(), "cuGraphicsMapResources");
   check_equal(((CUresult (*)(void))early)(), CUDA_ERROR_NOT_INITIALIZED, "before cuInit everything says so");
   check_equal(start_cuda(0), CUDA_SUCCESS, "start");
   not_modelled();
