@@ -519,6 +519,12 @@ func (c cluster) leavesNothing(t *testing.T, settings map[string]string) {
 	if lab == "" || lab == namespace("self") {
 		t.Fatalf("the lab's PID namespace is %q", lab)
 	}
+	// As long as it is open, its number is no other namespace's.
+	held, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", holder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
 	begin := time.Now()
 	if err := c.Down(context.Background()); err != nil {
 		t.Fatal(err)
