@@ -7,6 +7,7 @@
 
 #include "../state/ledger.h"
 #include "../state/lock.h"
+#include "shared.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -75,6 +76,24 @@ static arena *arena_of(CUdeviceptr pointer) {
   return pointer - managed_arena.base < managed_arena.bytes ? &managed_arena : NULL;
 }
 
+/* ---- charging ------------------------------------------------------------ */
+
+static CUresult charge(uint32_t card, uint64_t bytes) {
+  soft_region *region = &the_driver.region;
+  soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
+  if (error != SOFT_OK) return driver_from(error);
+  error = soft_ledger_charge(region, card, bytes);
+  soft_unlock(region);
+  return driver_from(error);
+}
+
+static void discharge(uint32_t card, uint64_t bytes) {
+  soft_region *region = &the_driver.region;
+  if (soft_lock(region, SOFT_PATIENCE_MS) != SOFT_OK) return;
+  soft_ledger_release(region, card, bytes);
+  soft_unlock(region);
+}
+
 /* ---- pages of an arena --------------------------------------------------- */
 
 static bool taken(const arena *a, uint64_t page) { return a->taken[page / 64] >> (page % 64) & 1; }
@@ -121,9 +140,17 @@ static block *block_new(arena *a, block_kind kind, uint64_t bytes, uint64_t page
   return fresh;
 }
 
+static char *backing_of(const block *b) { return b->in->backing + (b->base - b->in->base); }
+
 static void block_delete(block *b) {
   arena *a = b->in;
   uint64_t first = (b->base - a->base) / SOFT_PAGE_BYTES;
+  if (b->shared) {
+    mmap(backing_of(b), b->pages * SOFT_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    shared_give(b->shared);
+    free(b->shared);
+    b->written = false;
+  }
   for (uint64_t page = first; page < first + b->pages; page++) {
     a->taken[page / 64] &= ~(1ull << (page % 64));
     a->blocks[page] = NULL;
@@ -164,22 +191,37 @@ block *pages_take(uint32_t card, uint64_t bytes) {
 
 void pages_give(block *from) { block_delete(from); }
 
-/* ---- charging ------------------------------------------------------------ */
-
-static CUresult charge(uint32_t card, uint64_t bytes) {
-  soft_region *region = &the_driver.region;
-  soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
-  if (error != SOFT_OK) return driver_from(error);
-  error = soft_ledger_charge(region, card, bytes);
-  soft_unlock(region);
-  return driver_from(error);
-}
-
-static void discharge(uint32_t card, uint64_t bytes) {
-  soft_region *region = &the_driver.region;
-  if (soft_lock(region, SOFT_PATIENCE_MS) != SOFT_OK) return;
-  soft_ledger_release(region, card, bytes);
-  soft_unlock(region);
+CUresult block_share(block *b) {
+  enum { PIECE = 4096 };
+  static const char nothing[PIECE];
+  uint64_t bytes = b->pages * SOFT_PAGE_BYTES;
+  int card = -1;
+  for (int i = 0; i < SOFT_CARDS && card < 0; i++)
+    if (b->in == &card_arenas[i] || b->in == &low_arenas[i]) card = i;
+  if (b->shared) return CUDA_SUCCESS;
+  if (card < 0 || !(b->shared = calloc(1, sizeof *b->shared))) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = shared_make(SOFT_OBJECT_MEMORY, (uint32_t)card, bytes, b->shared);
+  char *view = result == CUDA_SUCCESS ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, the_driver.region.shared_fd,
+                                             (off_t)b->shared->offset)
+                                      : MAP_FAILED;
+  if (view == MAP_FAILED) {
+    /* giving the object up would take the block's charge with it */
+    if (result == CUDA_SUCCESS && charge((uint32_t)card, bytes) == CUDA_SUCCESS) shared_give(b->shared);
+    free(b->shared);
+    b->shared = NULL;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  const char *from = backing_of(b);
+  for (uint64_t at = 0; b->written && at < bytes; at += PIECE)
+    if (memcmp(from + at, nothing, PIECE) != 0) memcpy(view + at, from + at, PIECE);
+  if (mremap(view, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, backing_of(b)) == MAP_FAILED) {
+    munmap(view, bytes);
+    if (charge((uint32_t)card, bytes) == CUDA_SUCCESS) shared_give(b->shared);
+    free(b->shared);
+    b->shared = NULL;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return CUDA_SUCCESS;
 }
 
 /* ---- pieces of a chunk --------------------------------------------------- */
@@ -289,7 +331,7 @@ CUresult memory_allocate_managed(context *ctx, uint64_t bytes, CUdeviceptr *out)
 }
 
 static void delete_charged(block *b) {
-  if (b->kind != BLOCK_MANAGED && b->owner) discharge(b->owner->card, b->pages * SOFT_PAGE_BYTES);
+  if (b->kind != BLOCK_MANAGED && b->owner && !b->shared) discharge(b->owner->card, b->pages * SOFT_PAGE_BYTES);
   disown(b);
   block_delete(b);
 }
@@ -327,6 +369,10 @@ CUresult memory_free(CUdeviceptr pointer) {
   CUresult result = pool_free(pointer, &in_pool);
   if (!in_pool) result = graph_memory_free(pointer, &in_pool);
   if (in_pool) return result;
+  if (is_import_address(pointer)) {
+    result = import_close(pointer, IMPORT_POOL);
+    return result == CUDA_SUCCESS ? result : import_close(pointer, IMPORT_EXTERNAL);
+  }
   block *b = block_at(pointer);
   return b && b->owner && !b->opaque ? give(b, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -344,7 +390,7 @@ void memory_drop(context *ctx) {
 
 bool allocation_at(CUdeviceptr pointer, allocation *out) {
   block *b = block_at(pointer);
-  if (!b) return false;
+  if (!b) return import_allocation_at(pointer, out);
   if (!b->owner) return pool_allocation_at(pointer, out) || graph_memory_at(pointer, out);
   if (b->kind != BLOCK_CHUNK) {
     *out = (allocation){b, b->base, b->bytes};
@@ -357,13 +403,17 @@ bool allocation_at(CUdeviceptr pointer, allocation *out) {
   return pointer - out->base < out->bytes;
 }
 
-bool is_device_address(CUdeviceptr pointer) { return arena_of(pointer) != NULL; }
+bool is_device_address(CUdeviceptr pointer) {
+  void *view;
+  return arena_of(pointer) || is_import_address(pointer) || vmm_host_view(pointer, 1, &view) >= 0;
+}
 
 void *memory_host_view(CUdeviceptr pointer, uint64_t bytes, bool write) {
   allocation found;
   void *mapped;
   arena *a = arena_of(pointer);
   if (!a) {
+    if (is_import_address(pointer)) return import_host_view(pointer, bytes);
     int there = vmm_host_view(pointer, bytes, &mapped);
     if (there >= 0) return there ? mapped : NULL;
     return pointer ? (void *)(uintptr_t)pointer : NULL;
@@ -375,7 +425,8 @@ void *memory_host_view(CUdeviceptr pointer, uint64_t bytes, bool write) {
 
 bool memory_zero(CUdeviceptr pointer, uint64_t bytes) {
   enum { WORTH_IT = 1 << 20, HOST_PAGE = 4096 };
-  if (bytes < WORTH_IT || !arena_of(pointer)) return false;
+  const block *b = block_at(pointer);
+  if (bytes < WORTH_IT || !b || b->shared) return false; /* giving pages of a file back would not zero them */
   char *view = memory_host_view(pointer, bytes, true);
   if (!view) return false;
   char *first = (char *)(((uintptr_t)view + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE);

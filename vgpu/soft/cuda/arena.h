@@ -18,7 +18,9 @@
 
 enum { CHUNK_PIECES = 4096, SMALL_LIMIT_BYTES = 1 << 20 };
 
-typedef enum { BLOCK_PAGES, BLOCK_CHUNK, BLOCK_MANAGED } block_kind;
+typedef enum { BLOCK_PAGES, BLOCK_CHUNK, BLOCK_MANAGED, BLOCK_IMPORT } block_kind;
+
+typedef struct shared_ref shared_ref; /* shared.h */
 
 typedef struct arena {
   uint64_t base;      /* device addresses */
@@ -37,6 +39,7 @@ struct block {
   uint64_t bytes;     /* as asked for */
   uint64_t pages;
   bool written;
+  shared_ref *shared; /* its bytes are an object's, which carries the charge too */
   bool opaque;        /* holds arrays: no program has an address in it */
   block *next, *previous;     /* of the context */
   uint32_t live;              /* chunk: pieces allocated */
@@ -62,6 +65,9 @@ void memory_drop(context *ctx);
 block *pages_take(uint32_t card, uint64_t bytes);
 void pages_give(block *from);
 
+/* Moves a block's bytes to where other processes can map them, and its charge to the object that they hold. */
+CUresult block_share(block *b);
+
 /* The allocation around an address. NULL: no device address of ours. */
 typedef struct {
   block *in;
@@ -69,7 +75,7 @@ typedef struct {
 } allocation;
 bool allocation_at(CUdeviceptr pointer, allocation *out);
 
-/* True for any address inside a range that belongs to the device side. */
+/* True for any address inside a range that belongs to the device side, mapped or not. */
 bool is_device_address(CUdeviceptr pointer);
 
 /*
@@ -81,6 +87,10 @@ void *memory_host_view(CUdeviceptr pointer, uint64_t bytes, bool write);
 /* Zeroes a large range by giving its pages back. False: too small or not such a range, so write zeros. */
 bool memory_zero(CUdeviceptr pointer, uint64_t bytes);
 
+/* shared.c: memory of other processes that is mapped here. */
+bool is_import_address(CUdeviceptr pointer);
+bool import_allocation_at(CUdeviceptr pointer, allocation *out);
+void *import_host_view(CUdeviceptr pointer, uint64_t bytes);
 /* vmm.c: the same for its mappings. -1 not there, 0 not mapped all along, 1 found. */
 int vmm_host_view(CUdeviceptr pointer, uint64_t bytes, void **out);
 /* pool.c: allocations inside a pool's segments. */

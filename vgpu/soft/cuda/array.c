@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "../state/ledger.h"
-#include "arena.h"
+#include "shared.h"
 
 enum { TILE_ROW_BYTES = 64, TILE_ROWS = 8, MOST_TILE_ROWS = 128, MOST_TILE_SLICES = 32, MOST_LEVELS = 32 };
 enum { LEVEL_BYTES = 512, ARRAY_BYTES = 65536 };
@@ -156,7 +156,8 @@ static CUresult array_create(context *ctx, const CUDA_ARRAY3D_DESCRIPTOR *d, CUa
 static void mipmap_delete(struct CUmipmappedArray_st *gone) {
   for (unsigned int i = 0; i < gone->level_count; i++)
     if (gone->levels[i]) array_delete(gone->levels[i]);
-  if (gone->base && !gone->borrowed) opaque_free(gone->base);
+  if (gone->base && gone->borrowed) (void)import_close(gone->base, IMPORT_ARRAY);
+  else if (gone->base) opaque_free(gone->base);
   handle_remove(gone);
   free(gone);
 }

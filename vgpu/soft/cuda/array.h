@@ -35,14 +35,14 @@ struct CUmipmappedArray_st {
   struct CUarray_st *levels[32];
   uint64_t bytes;
   CUdeviceptr base;
-  bool borrowed;
+  bool borrowed;                          /* the memory is a mapping of external memory */
   struct CUmipmappedArray_st *next;
 };
 
 /* The host side of width bytes of a row; NULL outside of the array, or when it is deferred. */
 void *array_view(const struct CUarray_st *array, uint64_t x, uint64_t y, uint64_t z, uint64_t width, bool write);
 
-/* A mipmapped array over memory that is there already, at most bytes of it. */
+/* A mipmapped array over a mapping (IMPORT_ARRAY) that is there already, at most bytes of it; the mapping goes with the array. */
 CUresult mipmap_over(context *ctx, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels, CUdeviceptr base, uint64_t bytes,
                      CUmipmappedArray *out);
 

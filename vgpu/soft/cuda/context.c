@@ -126,6 +126,7 @@ static void end(context *ctx) {
   streams_drop(ctx);
   pools_drop(ctx);
   arrays_drop(ctx);
+  imports_drop(ctx);
   if (only) graph_memory_drop(ctx->card);
   memory_drop(ctx);
   if (soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {

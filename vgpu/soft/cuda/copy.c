@@ -30,12 +30,7 @@ static CUresult perform(CUstream handle, int how, const CUDA_MEMCPY3D *c) {
   LEAVE(result == CUDA_SUCCESS ? operation_submit(on, &op) : result);
 }
 
-static bool on_device(CUdeviceptr pointer) {
-  void *view;
-  return is_device_address(pointer) || vmm_host_view(pointer, 1, &view) >= 0;
-}
-
-static CUmemorytype type_of(CUdeviceptr pointer) { return on_device(pointer) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; }
+static CUmemorytype type_of(CUdeviceptr pointer) { return is_device_address(pointer) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; }
 
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, int how) {
   CUDA_MEMCPY3D c = {.srcDevice = from, .srcHost = (void *)(uintptr_t)from, .dstDevice = to, .dstHost = (void *)(uintptr_t)to,

@@ -18,7 +18,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef enum { HANDLE_NONE = 0, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_LIBRARY, HANDLE_KERNEL, HANDLE_POOL, HANDLE_ARRAY, HANDLE_MIPMAP, HANDLE_GRAPH, HANDLE_NODE, HANDLE_EXEC, HANDLE_OBJECT } handle_kind;
+typedef enum { HANDLE_NONE = 0, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_LIBRARY, HANDLE_KERNEL, HANDLE_POOL, HANDLE_ARRAY, HANDLE_MIPMAP, HANDLE_EXTERNAL, HANDLE_GRAPH, HANDLE_NODE, HANDLE_EXEC, HANDLE_OBJECT } handle_kind;
 
 typedef struct block block; /* arena.h */
 typedef struct CUctx_st context;
@@ -42,6 +42,7 @@ struct CUevent_st {
   uint32_t queue;
   uint32_t stream_number;
   uint64_t time_ns;
+  struct shared_ref *shared; /* other processes know it too: ipc.h */
   event *next;
 };
 
@@ -154,6 +155,7 @@ bool work_spins(const context *ctx);
 void pools_trim(context *ctx);
 void pools_drop(context *ctx);
 void arrays_drop(context *ctx);
+void imports_drop(context *ctx);
 void graph_memory_drop(uint32_t card);
 void modules_drop(context *ctx);
 

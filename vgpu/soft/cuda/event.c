@@ -1,7 +1,9 @@
 /* event.c - events: records in a queue whose times come back to the event. */
 #include <stdlib.h>
 
+#include "../state/clock.h"
 #include "driver.h"
+#include "ipc.h"
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
   context *ctx;
@@ -28,6 +30,7 @@ static CUresult destroy(CUevent handle) {
   event **link = &handle->owner->events;
   while (*link && *link != handle) link = &(*link)->next;
   if (*link) *link = handle->next;
+  ipc_event_drop(handle);
   handle_remove(handle);
   free(handle);
   LEAVE(CUDA_SUCCESS);
@@ -40,6 +43,7 @@ void events_drop(context *ctx) {
   while (ctx->events) {
     event *gone = ctx->events;
     ctx->events = gone->next;
+    ipc_event_drop(gone);
     handle_remove(gone);
     free(gone);
   }
@@ -55,6 +59,7 @@ CUresult event_record(const stream *on, CUevent handle, uint32_t *out_queue, uin
   handle->queue = queue;
   handle->seq = seq;
   handle->stream_number = on->number;
+  if (handle->shared) ipc_event_recorded(handle);
   if (out_queue) *out_queue = queue;
   if (out_seq) *out_seq = seq;
   return CUDA_SUCCESS;
@@ -82,8 +87,25 @@ EXPORT CUresult cuEventQuery(CUevent handle) {
   if (!handle_is(handle, HANDLE_EVENT)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
   CUresult lost = context_lost(handle->owner);
   if (lost != CUDA_SUCCESS) LEAVE(lost);
+  if (handle->shared) {
+    uint32_t queue, stream_number;
+    uint64_t seq;
+    LEAVE(ipc_event_pending(handle, &queue, &stream_number, &seq) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
+  }
   if (handle->pending) work_collect(handle->owner);
   LEAVE(handle->pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
+}
+
+static CUresult synchronize_shared(CUevent handle) {
+  context *ctx = handle->owner;
+  uint32_t queue, stream_number;
+  uint64_t seq;
+  if (!ipc_event_pending(handle, &queue, &stream_number, &seq)) return CUDA_SUCCESS;
+  driver_pause();
+  soft_error error = soft_wait_queue(&the_driver.region, queue, stream_number, seq, work_spins(ctx));
+  driver_resume();
+  if (error != SOFT_OK) return driver_from(error);
+  return ctx->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : ctx->sticky;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent handle) {
@@ -92,6 +114,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
   context *ctx = handle->owner;
   CUresult lost = context_lost(ctx);
   if (lost != CUDA_SUCCESS) LEAVE(lost);
+  if (handle->shared) LEAVE(synchronize_shared(handle));
   if (!handle->pending) LEAVE(CUDA_SUCCESS);
   bool spin = !(handle->flags & CU_EVENT_BLOCKING_SYNC) && work_spins(ctx);
   CUresult result = work_wait(ctx, handle->stream_number, handle->seq, spin);

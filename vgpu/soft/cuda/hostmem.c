@@ -116,7 +116,7 @@ EXPORT CUresult cuMemHostGetFlags(unsigned int *flags, void *host) {
 /* ---- attributes ---------------------------------------------------------- */
 
 typedef struct {
-  bool known, device, managed;
+  bool known, device, managed, ipc;
   context *owner;
   uint64_t base, bytes;
 } place;
@@ -128,6 +128,7 @@ static place find(CUdeviceptr pointer) {
   if (host) return (place){.known = true, .owner = host->owner, .base = host->base, .bytes = host->bytes};
   if (!allocation_at(pointer, &found)) return at;
   return (place){.known = true, .device = true, .managed = found.in->kind == BLOCK_MANAGED,
+                 .ipc = (found.in->kind == BLOCK_PAGES || found.in->kind == BLOCK_CHUNK) && found.in->owner && !found.in->opaque,
                  .owner = found.in->owner, .base = found.base, .bytes = found.bytes};
 }
 
@@ -144,7 +145,7 @@ static CUresult attribute(const place *at, CUdeviceptr pointer, CUpointer_attrib
   case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)out = at->base; break;
   case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)out = at->managed; break;
   case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = at->owner ? at->owner->device : 0; break;
-  case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned int *)out = 0; break;
+  case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned int *)out = at->ipc; break;
   case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)out = at->base; break;
   case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)out = at->bytes; break;
   case CU_POINTER_ATTRIBUTE_MAPPED: *(unsigned int *)out = 1; break;

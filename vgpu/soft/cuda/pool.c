@@ -8,10 +8,11 @@
  * release threshold (0 unless set) lets them.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "../state/ledger.h"
 #include "../state/lock.h"
-#include "arena.h"
+#include "shared.h"
 
 #define SEGMENT_BYTES (32ull << 20)
 
@@ -32,6 +33,8 @@ typedef struct segment {
 struct CUmemPoolHandle_st {
   uint32_t card;
   bool is_default;
+  bool imported;          /* another process's: only its pointers can be brought in */
+  shared_ref shared;      /* made to be shared, or imported */
   segment *segments;
   uint64_t reserved, used, reserved_high, used_high, threshold;
   int reuse[3];
@@ -53,12 +56,34 @@ static pool *pool_new(uint32_t card, bool is_default) {
   return fresh;
 }
 
+static void pool_delete(pool *gone) {
+  for (int i = 0; i < SOFT_CARDS; i++)
+    if (current_pool[i] == gone) current_pool[i] = NULL;
+  for (pool **link = &pools; *link; link = &(*link)->next)
+    if (*link == gone) {
+      *link = gone->next;
+      break;
+    }
+  shared_give(&gone->shared);
+  handle_remove(gone);
+  free(gone);
+}
+
 static pool *pool_of_card(uint32_t card) {
   if (!default_pool[card]) default_pool[card] = pool_new(card, true);
   return current_pool[card] ? current_pool[card] : default_pool[card];
 }
 
 /* ---- segments ------------------------------------------------------------ */
+
+static void give_back(const pool *p, block *memory, uint64_t bytes) {
+  soft_region *region = &the_driver.region;
+  if (!memory->shared && soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) { /* what is shared carries its charge itself */
+    soft_ledger_release(region, p->card, bytes);
+    soft_unlock(region);
+  }
+  pages_give(memory);
+}
 
 static CUresult add_segment(pool *p, uint64_t bytes) {
   soft_region *region = &the_driver.region;
@@ -75,6 +100,10 @@ static CUresult add_segment(pool *p, uint64_t bytes) {
       soft_ledger_release(region, p->card, bytes);
       soft_unlock(region);
     }
+    error = SOFT_EMEMORY;
+  }
+  if (error == SOFT_OK && p->shared.there && block_share(fresh->memory) != CUDA_SUCCESS) {
+    give_back(p, fresh->memory, bytes);
     error = SOFT_EMEMORY;
   }
   if (error != SOFT_OK) {
@@ -94,7 +123,6 @@ static CUresult add_segment(pool *p, uint64_t bytes) {
 static bool empty(const segment *s) { return !s->spans->next && !s->spans->asked; }
 
 static void trim(pool *p, uint64_t keep) {
-  soft_region *region = &the_driver.region;
   for (segment **link = &p->segments; *link;) {
     segment *gone = *link;
     if (!empty(gone) || p->reserved - gone->bytes < keep) {
@@ -103,11 +131,7 @@ static void trim(pool *p, uint64_t keep) {
     }
     *link = gone->next;
     p->reserved -= gone->bytes;
-    if (soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
-      soft_ledger_release(region, p->card, gone->bytes);
-      soft_unlock(region);
-    }
-    pages_give(gone->memory);
+    give_back(p, gone->memory, gone->bytes);
     free(gone->spans);
     free(gone);
   }
@@ -215,7 +239,7 @@ static CUresult allocate(CUdeviceptr *pointer, uint64_t bytes, CUmemoryPool want
   CUresult result = context_current(&ctx);
   if (result == CUDA_SUCCESS) result = stream_resolve(ctx, handle, per_thread, &on);
   if (result != CUDA_SUCCESS) LEAVE(result);
-  if (!pointer || !bytes || (named && !handle_is(wanted, HANDLE_POOL))) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (!pointer || !bytes || (named && (!handle_is(wanted, HANDLE_POOL) || wanted->imported))) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (bytes > UINT64_MAX - SEGMENT_BYTES) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
   pool *from = named ? wanted : pool_of_card(on->owner->card);
   if (!from) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
@@ -247,10 +271,16 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream on) { return r
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties) {
   ENTER();
   if (!out || !properties || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->handleTypes) LEAVE(CUDA_ERROR_NOT_SUPPORTED);
+  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    LEAVE(CUDA_ERROR_NOT_SUPPORTED);
   if (properties->location.id < 0 || (uint32_t)properties->location.id >= the_driver.device_count) LEAVE(CUDA_ERROR_INVALID_DEVICE);
   pool *fresh = pool_new(the_driver.cards[properties->location.id], false);
   if (!fresh) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
+  CUresult result = properties->handleTypes ? shared_make(SOFT_OBJECT_POOL, fresh->card, 0, &fresh->shared) : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS) {
+    pool_delete(fresh);
+    LEAVE(result);
+  }
   *out = fresh;
   LEAVE(CUDA_SUCCESS);
 }
@@ -258,23 +288,15 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *propert
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   ENTER();
   if (!handle_is(handle, HANDLE_POOL) || handle->is_default) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  if (handle->used) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (handle->used || import_pool_used(handle)) LEAVE(CUDA_ERROR_INVALID_VALUE);
   trim(handle, 0);
-  for (int i = 0; i < SOFT_CARDS; i++)
-    if (current_pool[i] == handle) current_pool[i] = NULL;
-  for (pool **link = &pools; *link; link = &(*link)->next)
-    if (*link == handle) {
-      *link = handle->next;
-      break;
-    }
-  handle_remove(handle);
-  free(handle);
+  pool_delete(handle);
   LEAVE(CUDA_SUCCESS);
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   ENTER();
-  if (!handle_is(handle, HANDLE_POOL)) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (!handle_is(handle, HANDLE_POOL) || handle->imported) LEAVE(CUDA_ERROR_INVALID_VALUE);
   trim(handle, keep);
   LEAVE(CUDA_SUCCESS);
 }
@@ -350,7 +372,74 @@ EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) { return 
 EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
   ENTER();
   if (device < 0 || (uint32_t)device >= the_driver.device_count) LEAVE(CUDA_ERROR_INVALID_DEVICE);
-  if (!handle_is(handle, HANDLE_POOL) || handle->card != the_driver.cards[device]) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (!handle_is(handle, HANDLE_POOL) || handle->imported || handle->card != the_driver.cards[device]) LEAVE(CUDA_ERROR_INVALID_VALUE);
   current_pool[the_driver.cards[device]] = handle;
   LEAVE(CUDA_SUCCESS);
+}
+
+/* ---- pools of other processes -------------------------------------------- */
+
+/* What cuMemPoolExportPointer writes. */
+typedef struct {
+  uint64_t magic, pool_generation, memory_generation, offset, bytes;
+  uint32_t pool, memory;
+} pointer_data;
+_Static_assert(sizeof(pointer_data) <= sizeof(CUmemPoolPtrExportData), "fits");
+#define POINTER_MAGIC 0x726f6f7074666f73ull
+
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle, int type, unsigned long long flags) {
+  ENTER();
+  if (!handle_is(handle, HANDLE_POOL) || !shareable || flags) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !handle->shared.there || handle->imported) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  LEAVE(shared_export(&handle->shared, (int *)shareable));
+}
+
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *shareable, int type, unsigned long long flags) {
+  shared_ref shared;
+  ENTER();
+  if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  CUresult result = shared_take_descriptor(SOFT_OBJECT_POOL, (int)(intptr_t)shareable, &shared);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  pool *fresh = pool_new(shared.card, false);
+  if (!fresh) {
+    shared_give(&shared);
+    LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
+  }
+  fresh->imported = true;
+  fresh->shared = shared;
+  *out = fresh;
+  LEAVE(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr pointer) {
+  pool *p;
+  segment *s;
+  ENTER();
+  span *at = span_at(pointer, &p, &s);
+  if (!out || !at || !at->asked || pointer != s->memory->base + at->offset || !s->memory->shared) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  pointer_data data = {.magic = POINTER_MAGIC, .pool = p->shared.index, .pool_generation = p->shared.generation,
+                       .memory = s->memory->shared->index, .memory_generation = s->memory->shared->generation,
+                       .offset = at->offset, .bytes = at->asked};
+  memset(out, 0, sizeof *out);
+  memcpy(out, &data, sizeof data);
+  LEAVE(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CUmemPoolPtrExportData *from) {
+  pointer_data data;
+  context *ctx;
+  shared_ref memory;
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  if (!out || !from || !handle_is(handle, HANDLE_POOL) || !handle->imported) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  memcpy(&data, from, sizeof data);
+  if (data.magic != POINTER_MAGIC || data.pool != handle->shared.index || data.pool_generation != handle->shared.generation)
+    LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (import_again(ctx, IMPORT_POOL, data.memory, data.memory_generation, data.offset, out)) LEAVE(CUDA_SUCCESS);
+  result = shared_take(SOFT_OBJECT_MEMORY, data.memory, data.memory_generation, &memory);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  result = import_map(ctx, &memory, IMPORT_POOL, handle, data.offset, data.bytes, out);
+  if (result != CUDA_SUCCESS) shared_give(&memory);
+  LEAVE(result);
 }

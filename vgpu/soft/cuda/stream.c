@@ -3,6 +3,7 @@
 
 #include "../state/state.h"
 #include "driver.h"
+#include "ipc.h"
 
 static __thread stream own_stream; /* the calling thread's default stream */
 
@@ -101,9 +102,14 @@ EXPORT CUresult cuStreamQuery(CUstream handle) { return query(handle, false); }
 EXPORT CUresult cuStreamQuery_ptsz(CUstream handle) { return query(handle, true); }
 
 CUresult event_wait(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq) {
+  soft_entry wait = {.kind = SOFT_ENTRY_WAIT, .wait_queue = handle->queue, .wait_seq = handle->seq};
+  uint32_t stream_number;
+  if (handle->shared) {
+    if (!ipc_event_pending(handle, &wait.wait_queue, &stream_number, &wait.wait_seq)) return CUDA_SUCCESS;
+    return work_submit(on->owner, on, wait, queue, seq);
+  }
   if (handle->pending) work_collect(handle->owner);
   if (!handle->pending) return CUDA_SUCCESS;
-  soft_entry wait = {.kind = SOFT_ENTRY_WAIT, .wait_queue = handle->queue, .wait_seq = handle->seq};
   return work_submit(on->owner, on, wait, queue, seq);
 }
 

@@ -2,8 +2,8 @@
  * vmm.c - address ranges, physical handles, and the maps between them.
  *
  * A handle is charged from creation until it is released and nothing maps it
- * any more. Its bytes live in a file in memory, so two maps of one handle show
- * the same bytes. Sharing handles between processes is not modelled.
+ * any more, in this process and, for one that was made to be shared, in all
+ * others. Its bytes live in a file, so two maps of one handle show the same.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -13,20 +13,12 @@
 
 #include "../state/ledger.h"
 #include "../state/lock.h"
-#include "arena.h"
-
-typedef struct physical {
-  CUmemGenericAllocationHandle name;
-  CUmemAllocationProp property;
-  uint32_t card;
-  uint64_t bytes;
-  int file;
-  unsigned int references, maps;
-  struct physical *next;
-} physical;
+#include "shared.h"
+#include "vmm.h"
 
 typedef struct mapping {
   uint64_t base, bytes;
+  uint64_t offset; /* in the handle */
   physical *of;
   bool readable, writable;
   struct mapping *next;
@@ -49,25 +41,39 @@ static reservation *reservation_at(uint64_t address) {
   return NULL;
 }
 
-static physical *physical_named(CUmemGenericAllocationHandle name) {
+physical *physical_named(CUmemGenericAllocationHandle name) {
   for (physical *p = physicals; p; p = p->next)
     if (p->name == name && p->references) return p;
   return NULL;
 }
 
-static void let_go(physical *p) {
-  if (p->references || p->maps) return;
+physical *physical_at(CUdeviceptr pointer, uint64_t *offset) {
+  reservation *r = reservation_at(pointer);
+  for (mapping *m = r ? r->maps : NULL; m; m = m->next) {
+    if (pointer - m->base >= m->bytes) continue;
+    *offset = m->offset + (pointer - m->base);
+    return m->of;
+  }
+  return NULL;
+}
+
+void physical_let_go(physical *p) {
+  if (p->references || p->maps || p->binds) return;
   for (physical **link = &physicals; *link; link = &(*link)->next)
     if (*link == p) {
       *link = p->next;
       break;
     }
   soft_region *region = &the_driver.region;
-  if (p->property.location.type == CU_MEM_LOCATION_TYPE_DEVICE && soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
-    soft_ledger_release(region, p->card, p->bytes);
-    soft_unlock(region);
+  if (p->shared.there) {
+    shared_give(&p->shared); /* and the charge, when nobody else holds it */
+  } else {
+    if (p->property.location.type == CU_MEM_LOCATION_TYPE_DEVICE && soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
+      soft_ledger_release(region, p->card, p->bytes);
+      soft_unlock(region);
+    }
+    close(p->file);
   }
-  close(p->file);
   free(p);
 }
 
@@ -130,34 +136,67 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAl
   LEAVE(CUDA_SUCCESS);
 }
 
-EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *property, unsigned long long flags) {
+static bool on_device(const physical *p) { return p->property.location.type == CU_MEM_LOCATION_TYPE_DEVICE; }
+
+static CUresult charge(const physical *p) {
   soft_region *region = &the_driver.region;
+  soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
+  if (error != SOFT_OK) return driver_from(error);
+  error = soft_ledger_charge(region, p->card, p->bytes);
+  soft_unlock(region);
+  return driver_from(error);
+}
+
+static void discharge(const physical *p) {
+  if (soft_lock(&the_driver.region, SOFT_PATIENCE_MS) != SOFT_OK) return;
+  soft_ledger_release(&the_driver.region, p->card, p->bytes);
+  soft_unlock(&the_driver.region);
+}
+
+/* Where the bytes are: a range of the file that all share, or a file of its own. */
+static CUresult back(physical *p) {
+  if (p->property.requestedHandleTypes) {
+    CUresult result = shared_make(SOFT_OBJECT_MEMORY, on_device(p) ? p->card : SOFT_NO_INDEX, p->bytes, &p->shared);
+    p->file = the_driver.region.shared_fd;
+    p->file_offset = p->shared.offset;
+    return result;
+  }
+  p->file = (int)syscall(SYS_memfd_create, "softgpu", 1u /* close on exec */);
+  if (p->file >= 0 && ftruncate(p->file, (off_t)p->bytes) == 0) return CUDA_SUCCESS;
+  if (p->file >= 0) close(p->file);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void enlist(physical *p, CUmemGenericAllocationHandle *out) {
+  p->name = ++last_name;
+  p->references = 1;
+  p->next = physicals;
+  physicals = p;
+  *out = p->name;
+}
+
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *property, unsigned long long flags) {
   ENTER();
   CUresult result = usable(property);
   if (result != CUDA_SUCCESS) LEAVE(result);
   if (!handle || !bytes || bytes % SOFT_PAGE_BYTES || flags) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  if (property->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) LEAVE(CUDA_ERROR_NOT_SUPPORTED);
-  bool device = property->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  uint32_t card = device ? the_driver.cards[property->location.id] : 0;
+  if (property->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) LEAVE(CUDA_ERROR_NOT_SUPPORTED);
   physical *fresh = calloc(1, sizeof *fresh);
-  int file = (int)syscall(SYS_memfd_create, "softgpu", 1u /* close on exec */);
-  if (!fresh || file < 0 || ftruncate(file, (off_t)bytes) != 0) result = CUDA_ERROR_OUT_OF_MEMORY;
-  if (result == CUDA_SUCCESS && device) {
-    soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
-    if (error == SOFT_OK) {
-      error = soft_ledger_charge(region, card, bytes);
-      soft_unlock(region);
-    }
-    result = driver_from(error);
+  if (!fresh) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
+  *fresh = (physical){.property = *property, .bytes = bytes};
+  if (on_device(fresh)) {
+    fresh->card = the_driver.cards[property->location.id];
+    result = charge(fresh);
+  }
+  if (result == CUDA_SUCCESS) {
+    result = back(fresh);
+    if (result != CUDA_SUCCESS && on_device(fresh)) discharge(fresh);
   }
   if (result != CUDA_SUCCESS) {
-    if (file >= 0) close(file);
     free(fresh);
     LEAVE(result);
   }
-  *fresh = (physical){.name = ++last_name, .property = *property, .card = card, .bytes = bytes, .file = file, .references = 1, .next = physicals};
-  physicals = fresh;
-  *handle = fresh->name;
+  enlist(fresh, handle);
   LEAVE(CUDA_SUCCESS);
 }
 
@@ -166,7 +205,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   physical *p = physical_named(handle);
   if (!p) LEAVE(CUDA_ERROR_INVALID_VALUE);
   p->references--;
-  let_go(p);
+  physical_let_go(p);
   LEAVE(CUDA_SUCCESS);
 }
 
@@ -191,19 +230,34 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
 }
 
 EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags) {
-  (void)shareable;
-  (void)type;
-  (void)flags;
   ENTER();
-  LEAVE(physical_named(handle) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE);
+  physical *p = physical_named(handle);
+  if (!p || !shareable || flags || !(type & p->property.requestedHandleTypes) || type & (type - 1)) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  LEAVE(shared_export(&p->shared, (int *)shareable));
 }
 
+/* The descriptor stays the caller's own. */
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type) {
-  (void)handle;
-  (void)shareable;
-  (void)type;
   ENTER();
-  LEAVE(CUDA_ERROR_NOT_SUPPORTED);
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) LEAVE(CUDA_ERROR_NOT_SUPPORTED);
+  if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  physical *fresh = calloc(1, sizeof *fresh);
+  if (!fresh) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
+  CUresult result = shared_take_descriptor(SOFT_OBJECT_MEMORY, (int)(intptr_t)shareable, &fresh->shared);
+  if (result != CUDA_SUCCESS) {
+    free(fresh);
+    LEAVE(result);
+  }
+  bool device = fresh->shared.card != SOFT_NO_INDEX;
+  fresh->property = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = type,
+                                          .location = {device ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST_NUMA,
+                                                       device ? shared_device(fresh->shared.card) : 0}};
+  fresh->card = device ? fresh->shared.card : 0;
+  fresh->bytes = fresh->shared.bytes;
+  fresh->file = the_driver.region.shared_fd;
+  fresh->file_offset = fresh->shared.offset;
+  enlist(fresh, handle);
+  LEAVE(CUDA_SUCCESS);
 }
 
 /* ---- maps ---------------------------------------------------------------- */
@@ -219,12 +273,12 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
   if (*link && (*link)->base < pointer + bytes) LEAVE(CUDA_ERROR_INVALID_VALUE);
   mapping *fresh = calloc(1, sizeof *fresh);
   if (!fresh) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
-  void *at = mmap(r->backing + (pointer - r->base), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, p->file, (off_t)offset);
+  void *at = mmap(r->backing + (pointer - r->base), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, p->file, (off_t)(p->file_offset + offset));
   if (at == MAP_FAILED) {
     free(fresh);
     LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
   }
-  *fresh = (mapping){.base = pointer, .bytes = bytes, .of = p, .next = *link};
+  *fresh = (mapping){.base = pointer, .bytes = bytes, .offset = offset, .of = p, .next = *link};
   *link = fresh;
   p->maps++;
   LEAVE(CUDA_SUCCESS);
@@ -248,7 +302,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
     mmap(r->backing + (gone->base - r->base), gone->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     *link = gone->next;
     gone->of->maps--;
-    let_go(gone->of);
+    physical_let_go(gone->of);
     free(gone);
   }
   LEAVE(CUDA_SUCCESS);

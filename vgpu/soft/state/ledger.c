@@ -7,10 +7,13 @@
 
 #include "clock.h"
 #include "lock.h"
+#include "objects.h"
 #include "sched.h"
 
 static uint64_t add(uint64_t a, uint64_t b) { return a + b < a ? UINT64_MAX : a + b; }
 static uint64_t less(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
+static uint64_t all_bytes(const soft_usage *usage) { return add(usage->context_bytes, add(usage->memory_bytes, usage->managed_bytes)); }
 
 uint64_t soft_card_capacity(const soft_card *card) { return less(card->facts.total_bytes, card->facts.reserved_bytes); }
 uint64_t soft_card_free(const soft_card *card) { return less(soft_card_capacity(card), card->used_bytes); }
@@ -109,12 +112,14 @@ static void retire(soft_region *region, const soft_slot *slot, uint32_t card) {
                            .end_ns = soft_now(region)};
 }
 
-static void bury(soft_region *region, soft_slot *slot) {
+static void bury(soft_region *region, uint32_t index) {
+  soft_slot *slot = &region->state->slots[index];
+  soft_objects_bury(region, index);
   for (uint32_t c = 0; c < soft_card_count(region); c++) {
     soft_usage *usage = &slot->usage[c];
     soft_card *card = &region->state->header.cards[c];
     retire(region, slot, c);
-    card->used_bytes = less(card->used_bytes, add(usage->context_bytes, usage->memory_bytes));
+    card->used_bytes = less(card->used_bytes, all_bytes(usage));
     card->context_count = usage->context_count < card->context_count ? card->context_count - usage->context_count : 0;
     memset(usage, 0, sizeof *usage);
     usage->queue = SOFT_NO_INDEX;
@@ -158,8 +163,9 @@ void soft_ledger_sweep(soft_region *region, bool force) {
       atomic_store(&slot->state, SOFT_SLOT_DEAD);
       soft_sched_drop_slot(region, i);
     }
-    if (now < slot->dead_real_ns || now - slot->dead_real_ns >= header->free_delay_ns) bury(region, slot);
+    if (now < slot->dead_real_ns || now - slot->dead_real_ns >= header->free_delay_ns) bury(region, i);
   }
+  soft_objects_sweep(region);
 }
 
 void soft_ledger_sweep_from_outside(soft_region *region) {
@@ -184,10 +190,11 @@ void soft_ledger_recount(soft_region *region) {
     uint32_t state = atomic_load(&slot->state);
     if (state != SOFT_SLOT_LIVE && state != SOFT_SLOT_DEAD) continue;
     for (uint32_t c = 0; c < SOFT_CARDS; c++) {
-      used[c] = add(used[c], add(slot->usage[c].context_bytes, slot->usage[c].memory_bytes));
+      used[c] = add(used[c], all_bytes(&slot->usage[c]));
       contexts[c] += slot->usage[c].context_count;
     }
   }
+  soft_objects_recount(region, used);
   for (uint32_t c = 0; c < soft_card_count(region); c++) {
     region->state->header.cards[c].used_bytes = used[c];
     region->state->header.cards[c].context_count = contexts[c];

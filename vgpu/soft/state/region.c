@@ -49,9 +49,18 @@ soft_error soft_region_open(soft_region *region, const char *dir, const char *de
     close(fd);
     return SOFT_ESYSTEM;
   }
+  snprintf(path, sizeof path, "%s/shared", dir);
+  int shared = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY);
+  if (shared < 0) {
+    munmap(map, sizeof(soft_state));
+    close(alive);
+    close(fd);
+    return SOFT_ESYSTEM;
+  }
   snprintf(region->device_prefix, sizeof region->device_prefix, "%s", device_prefix);
   region->state_fd = fd;
   region->alive_fd = alive;
+  region->shared_fd = shared;
   region->me = SOFT_NO_INDEX;
   region->state = map;
   return SOFT_OK;

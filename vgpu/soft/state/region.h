@@ -31,6 +31,7 @@ typedef struct {
   soft_state *state;
   int state_fd;
   int alive_fd;            /* file whose byte locks say who is alive; never closed */
+  int shared_fd;           /* file with the bytes that processes share, objects.h */
   uint32_t me;             /* own slot, or SOFT_NO_INDEX */
   uint64_t my_generation;
   uint64_t pid_namespace, start_ticks;
@@ -45,7 +46,7 @@ typedef struct {
  */
 soft_error soft_region_open_for(soft_region *region, const void *address);
 
-/* Opens DIR/state and DIR/alive. devicePrefix is copied. */
+/* Opens DIR/state, DIR/alive and DIR/shared. devicePrefix is copied. */
 soft_error soft_region_open(soft_region *region, const char *dir, const char *device_prefix);
 
 /* True when the file still has its size and header: a mapped file that was cut

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define SOFT_MAGIC 0x3155504754464f53ull /* "SOFTGPU1" */
-#define SOFT_ABI 2u
+#define SOFT_ABI 3u
 
 enum {
   SOFT_CARDS = 16,      /* cards of a node */
@@ -33,7 +33,8 @@ enum {
   SOFT_CARD_BUCKETS = 64,  /* utilization history of a card */
   SOFT_QUEUE_BUCKETS = 16, /* and of a process on a card */
   SOFT_WAITERS = 8,     /* threads of one process in the virtual clock's waiting room */
-  SOFT_RETIRED = 128    /* accounting records of ended processes */
+  SOFT_RETIRED = 128,   /* accounting records of ended processes */
+  SOFT_OBJECTS = 1024   /* memory, pools and events that more than one process can hold */
 };
 
 #define SOFT_NO_INDEX 0xFFFFFFFFu
@@ -81,6 +82,9 @@ enum { SOFT_LINK_NONE = 0, SOFT_LINK_CARD = 1, SOFT_LINK_SWITCH = 2 };
 
 typedef struct { uint64_t period; uint64_t busy_ns; } soft_bucket;
 
+/* How processes share a card, as far as NVML and CUDA show it. */
+enum { SOFT_SHARING_TIME_SLICE = 0, SOFT_SHARING_MPS = 1 };
+
 /* One card: facts, settings, faults, and the running totals. */
 typedef struct {
   soft_card_facts facts;
@@ -91,6 +95,8 @@ typedef struct {
   uint32_t persistence;
   uint32_t accounting;
   uint32_t temperature_c;    /* 0: follows the load */
+  uint32_t sharing;          /* SOFT_SHARING_* */
+  uint32_t pad1;
 
   /* faults */
   uint32_t lost;             /* fell off the bus */
@@ -121,6 +127,7 @@ typedef struct {
 typedef struct {
   uint64_t context_bytes;
   uint64_t memory_bytes;     /* chunks of linear memory, pools, handles */
+  uint64_t managed_bytes;    /* managed memory that is on the card now; others may take it off */
   uint64_t peak_bytes;
   uint64_t busy_ns;
   uint64_t since_ns;         /* first context */
@@ -213,6 +220,22 @@ typedef struct {
   uint64_t start_ns, end_ns;
 } soft_retired;
 
+enum { SOFT_OBJECT_FREE = 0, SOFT_OBJECT_MEMORY = 1, SOFT_OBJECT_POOL = 2, SOFT_OBJECT_EVENT = 3 };
+
+/* What more than one process can hold: objects.h. */
+typedef struct {
+  uint32_t kind;
+  uint32_t card;             /* SOFT_NO_INDEX: memory of the host */
+  uint64_t generation;       /* counts the objects of this entry */
+  uint64_t bytes, offset;    /* memory: a range of ROOT/softgpu/shared */
+  uint32_t payer;            /* slot that is charged, SOFT_NO_INDEX none */
+  uint32_t queue;            /* event: where it was recorded last, SOFT_NO_INDEX never */
+  uint32_t queue_owner;      /* of that queue then */
+  uint32_t stream;
+  uint64_t seq;
+  uint64_t holders[SOFT_SLOTS / 64]; /* a bit per slot */
+} soft_object;
+
 typedef struct {
   uint64_t magic;
   uint32_t abi;
@@ -232,7 +255,7 @@ typedef struct {
 
   /* settings */
   uint32_t clock_mode;
-  uint32_t pad1;
+  uint32_t objects_high;
   uint64_t free_delay_ns;    /* memory of a dead process is freed so late */
   uint64_t quantum_ns;
   uint64_t switch_ns;
@@ -264,6 +287,7 @@ typedef struct {
   soft_header header;
   _Alignas(4096) soft_slot slots[SOFT_SLOTS];
   _Alignas(4096) soft_queue queues[SOFT_QUEUES];
+  _Alignas(4096) soft_object objects[SOFT_OBJECTS];
 } soft_state;
 
 _Static_assert(sizeof(soft_entry) == 72, "soft_entry");

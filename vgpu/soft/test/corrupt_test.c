@@ -120,11 +120,21 @@ static soft_state *map_state(int *fd) {
 static void tenant(child *self, void *unused) {
   CUdeviceptr pointer;
   (void)unused;
+  CUipcMemHandle handle;
+  CUmemGenericAllocationHandle memory;
+  CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                  .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
   tell(self, (uint64_t)start_cuda(0));
+  CUDA(cuMemAlloc_v2)(&pointer, 5 * MIB);
+  CUDA(cuIpcGetMemHandle)(&handle, pointer);
+  CUDA(cuMemCreate)(&memory, 2 * MIB, &property, 0);
   ask(self);
   alarm(40);
+  CUDA(cuMemFree_v2)(pointer);
+  CUDA(cuMemRelease)(memory);
   for (int i = 0; i < 5; i++) {
-    CUDA(cuMemAlloc_v2)(&pointer, 5 * MIB);
+    if (CUDA(cuMemAlloc_v2)(&pointer, 5 * MIB) == CUDA_SUCCESS) CUDA(cuIpcGetMemHandle)(&handle, pointer);
+    if (CUDA(cuMemCreate)(&memory, 2 * MIB, &property, 0) == CUDA_SUCCESS) CUDA(cuMemRelease)(memory);
     cuda_free_bytes();
   }
   tell(self, 1);
@@ -203,6 +213,28 @@ int main(int argc, char **argv) {
     memset(state->queues, 0, 20 * sizeof state->queues[0]);
     memset(state->slots, 0, 200 * sizeof state->slots[0]);
     memcpy(&state->header, good_header, sizeof *good_header);
+
+    /* what processes share, held by slots that live, died, or never were, on cards that there are and aren't */
+    scribble(state->objects, sizeof state->objects);
+    scribble(state->slots, 200 * sizeof state->slots[0]);
+    for (uint32_t o = 0; o < SOFT_OBJECTS; o++) {
+      soft_object *object = &state->objects[o];
+      object->kind = (uint32_t)(chance() % 4);
+      if (chance() % 2) object->card = (uint32_t)(chance() % 4);
+      if (chance() % 4 == 0) memset(object->holders, 0, sizeof object->holders);
+      if (chance() % 2) object->payer = (uint32_t)(chance() % 200);
+    }
+    for (uint32_t slot = 0; slot < 200; slot++) { /* dead for long: the first look buries them and passes on what they hold */
+      state->slots[slot].state = SOFT_SLOT_DEAD;
+      state->slots[slot].dead_real_ns = 1;
+    }
+    state->header.slots_high = 200;
+    state->header.objects_high = (uint32_t)(chance() % 2 ? SOFT_OBJECTS : chance());
+    if (chance() % 2) state->header.lock = 0x7fffffff; /* and all is counted anew */
+    survives("objects", i);
+    memset(state->objects, 0, sizeof state->objects);
+    memset(state->slots, 0, 200 * sizeof state->slots[0]);
+    memcpy(&state->header, good_header, sizeof *good_header);
   }
 
   /* a tenant that lives on */
@@ -210,11 +242,14 @@ int main(int argc, char **argv) {
   check_equal(ask(&c), CUDA_SUCCESS, "a tenant starts");
   scribble(&state->header.cards[0], sizeof state->header.cards[0]);
   state->header.cards[0].facts = good_header->cards[0].facts;
+  scribble(state->objects, sizeof state->objects);
+  state->header.objects_high = SOFT_OBJECTS;
   tell(&c, 1);
   check_equal(ask(&c), 1, "its calls end when another one scribbles over its card");
   child_end(&c);
   memcpy(&state->header, good_header, sizeof *good_header);
   memset(state->slots, 0, 200 * sizeof state->slots[0]);
+  memset(state->objects, 0, sizeof state->objects);
 
   for (uint64_t i = 0; i < 3; i++) {
     seed = 7000 + i;

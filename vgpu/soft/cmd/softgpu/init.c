@@ -354,6 +354,8 @@ static int make_state(const wish *w, const branch_row *row, soft_state **out) {
   if (state == MAP_FAILED) return complain(EXIT_FAILED, "make %s: %s", path, strerror(reason));
   fill_header(&state->header, w, row);
   *out = state;
+  snprintf(path, sizeof path, "%s/softgpu/shared", w->root);
+  TRY(write_file(path, 0666, ""));
   snprintf(path, sizeof path, "%s/softgpu/alive", w->root);
   return write_file(path, 0666, "");
 }
@@ -452,7 +454,8 @@ static void remove_root(const char *root) {
   drop_all(root, "proc/driver/nvidia/gpus", "", "information");
   static const char *const rest[] = {"usr/bin/nvidia-smi", "dev/.probe", "proc/driver/nvidia/version", "proc/driver/nvidia/gpus",
                                      "proc/driver/nvidia", "proc/driver", "proc", "dev", "usr/bin", "usr/lib/x86_64-linux-gnu", "usr/lib", "usr",
-                                     "softgpu/config.json", "softgpu/alive", "softgpu/state", "softgpu"};
+                                     "softgpu/config.json", "softgpu/alive", "softgpu/shared", "softgpu/state",
+                                     "softgpu"};
   for (unsigned i = 0; i < sizeof rest / sizeof rest[0]; i++) drop(root, rest[i]);
   rmdir(root); /* if nothing else was in it */
 }

@@ -27,6 +27,23 @@ static uint32_t processes_on(soft_region *region, uint32_t card, process *out) {
 
 static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
+static uint32_t holders(const soft_object *object) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < SOFT_SLOTS / 64; i++) count += (uint32_t)__builtin_popcountll(object->holders[i]);
+  return count;
+}
+
+/* Own pid of who pays for a card's object, 0 nobody. */
+static uint32_t payer(const soft_region *region, const soft_object *object) {
+  const soft_slot *slot = soft_slot_at(region, object->payer);
+  return slot ? slot->pid : 0;
+}
+
+static const soft_object *shared_memory(const soft_region *region, uint32_t index, uint32_t card) {
+  const soft_object *object = soft_object_seen(region, index);
+  return object && object->kind == SOFT_OBJECT_MEMORY && object->card == card ? object : NULL;
+}
+
 static void show_table(soft_region *region) {
   static process rows[MOST_ROWS];
   const soft_header *h = &region->state->header;
@@ -52,6 +69,13 @@ static void show_table(soft_region *region) {
       soft_text(name, sizeof name, slot->name, sizeof slot->name);
       printf("     pid %-7u (own %u) contexts %u, %.1f MiB + %.1f MiB, busy %.3f s%s  %s\n", rows[i].pid, slot->pid, usage->context_count,
              mib(usage->context_bytes), mib(usage->memory_bytes), (double)usage->busy_ns / 1e9, rows[i].ended ? ", ended" : "", name);
+    }
+    for (uint32_t i = 0; i < soft_objects_high(region); i++) {
+      const soft_object *object = shared_memory(region, i, c);
+      if (!object) continue;
+      printf("     shared %.1f MiB, held by %u, ", mib(object->bytes), holders(object));
+      if (payer(region, object)) printf("charged to pid %u (its own)\n", payer(region, object));
+      else printf("charged to nobody: only descriptors are left\n");
     }
   }
 }
@@ -94,6 +118,14 @@ static void show_json(soft_region *region) {
       soft_text(text, sizeof text, slot->name, sizeof slot->name);
       json_text(stdout, text);
       printf("}");
+    }
+    printf("],\"shared\":[");
+    const char *between = "";
+    for (uint32_t i = 0; i < soft_objects_high(region); i++) {
+      const soft_object *object = shared_memory(region, i, c);
+      if (!object) continue;
+      printf("%s{\"bytes\":%" PRIu64 ",\"holders\":%u,\"payerOwnPid\":%u}", between, object->bytes, holders(object), payer(region, object));
+      between = ",";
     }
     printf("]}");
   }

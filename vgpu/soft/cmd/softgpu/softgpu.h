@@ -7,6 +7,7 @@
 #include "../../state/ledger.h"
 #include "../../state/lock.h"
 #include "../../state/models.h"
+#include "../../state/objects.h"
 #include "../../state/region.h"
 #include "../../state/sched.h"
 #include "../units.h"
