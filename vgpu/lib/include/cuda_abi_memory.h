@@ -290,6 +290,9 @@ CUresult cuMemRangeGetAttributes(void **data, size_t *dataBytes, CUmem_range_att
 CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr pointer, size_t bytes, unsigned int flags);
 CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, size_t bytes, unsigned int flags);
 
+/* limits of a context's processors, 11.4: under MPS only; type 0 */
+CUresult cuDeviceGetExecAffinitySupport(int *supported, int type, CUdevice device);
+
 /* pools by place, 13.0 */
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int allocationType);
 CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int allocationType);

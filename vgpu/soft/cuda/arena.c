@@ -4,9 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "../state/ledger.h"
 #include "../state/lock.h"
+#include "managed.h"
 #include "shared.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -40,18 +43,38 @@ static void *reserve_low(void) {
   return NULL;
 }
 
+/* Managed memory: a view for the processor and one for us, so that its page table tells what it touched (managed.c). */
+static char *reserve_twice(uint64_t bytes, char **second) {
+  int file = (int)syscall(SYS_memfd_create, "softgpu managed", 1u /* close on exec */);
+  char *first = file >= 0 && ftruncate(file, (off_t)bytes) == 0 ? reserve(bytes, PROT_NONE) : NULL;
+  *second = first ? reserve(bytes, PROT_NONE) : NULL;
+  bool good = *second != NULL;
+  for (int i = 0; i < 2 && good; i++) {
+    char *at = i ? *second : first;
+    good = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file, 0) == at;
+    madvise(at, bytes, MADV_DONTFORK); /* a child has no CUDA, and none of this */
+  }
+  if (file >= 0) close(file);
+  if (good) return first;
+  if (first) munmap(first, bytes);
+  if (*second) munmap(*second, bytes);
+  *second = NULL;
+  return NULL;
+}
+
 static CUresult arena_open(arena *a, uint64_t bytes, bool low, bool shared_with_host) {
   if (a->base) return CUDA_SUCCESS;
-  char *device = low ? reserve_low() : reserve(bytes, shared_with_host ? PROT_READ | PROT_WRITE : PROT_NONE);
+  char *backing = NULL;
+  char *device = shared_with_host ? reserve_twice(bytes, &backing) : low ? reserve_low() : reserve(bytes, PROT_NONE);
   if (!device) return CUDA_ERROR_OPERATING_SYSTEM;
-  char *backing = shared_with_host ? device : reserve(bytes, PROT_READ | PROT_WRITE);
+  if (!backing) backing = reserve(bytes, PROT_READ | PROT_WRITE);
   uint64_t pages = bytes / SOFT_PAGE_BYTES;
   uint64_t words = (pages + 63) / 64;
   block **blocks = mmap(NULL, pages * sizeof *blocks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   uint64_t *taken = calloc(words, sizeof *taken);
   if (!backing || blocks == MAP_FAILED || !taken) {
     munmap(device, bytes);
-    if (backing && backing != device) munmap(backing, bytes);
+    if (backing) munmap(backing, bytes);
     if (blocks != MAP_FAILED) munmap(blocks, pages * sizeof *blocks);
     free(taken);
     return CUDA_ERROR_OPERATING_SYSTEM;
@@ -80,6 +103,7 @@ static arena *arena_of(CUdeviceptr pointer) {
 
 static CUresult charge(uint32_t card, uint64_t bytes) {
   soft_region *region = &the_driver.region;
+  managed_settle(card);
   soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
   if (error != SOFT_OK) return driver_from(error);
   error = soft_ledger_charge(region, card, bytes);
@@ -142,9 +166,13 @@ static block *block_new(arena *a, block_kind kind, uint64_t bytes, uint64_t page
 
 static char *backing_of(const block *b) { return b->in->backing + (b->base - b->in->base); }
 
+/* Managed memory's bytes are a file's. */
+static int forgetting(const block *b) { return b->kind == BLOCK_MANAGED ? MADV_REMOVE : MADV_DONTNEED; }
+
 static void block_delete(block *b) {
   arena *a = b->in;
   uint64_t first = (b->base - a->base) / SOFT_PAGE_BYTES;
+  managed_close(b);
   if (b->shared) {
     mmap(backing_of(b), b->pages * SOFT_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     shared_give(b->shared);
@@ -156,7 +184,7 @@ static void block_delete(block *b) {
     a->blocks[page] = NULL;
   }
   /* what was written goes back to the machine; managed memory may have been written by the host */
-  if (b->written || b->kind == BLOCK_MANAGED) madvise(a->backing + first * SOFT_PAGE_BYTES, b->pages * SOFT_PAGE_BYTES, MADV_DONTNEED);
+  if (b->written || b->kind == BLOCK_MANAGED) madvise(a->backing + first * SOFT_PAGE_BYTES, b->pages * SOFT_PAGE_BYTES, forgetting(b));
   if (a->cursor > first) a->cursor = first;
   free(b->piece_taken);
   free(b->piece_bytes);
@@ -325,6 +353,11 @@ CUresult memory_allocate_managed(context *ctx, uint64_t bytes, CUdeviceptr *out)
   if (bytes > managed_arena.bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   block *fresh = block_new(&managed_arena, BLOCK_MANAGED, bytes, (bytes + SOFT_PAGE_BYTES - 1) / SOFT_PAGE_BYTES);
   if (!fresh) return CUDA_ERROR_OUT_OF_MEMORY;
+  result = managed_open(fresh);
+  if (result != CUDA_SUCCESS) {
+    block_delete(fresh);
+    return result;
+  }
   adopt(ctx, fresh);
   *out = fresh->base;
   return CUDA_SUCCESS;
@@ -431,7 +464,7 @@ bool memory_zero(CUdeviceptr pointer, uint64_t bytes) {
   if (!view) return false;
   char *first = (char *)(((uintptr_t)view + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE);
   char *last = (char *)(((uintptr_t)view + bytes) / HOST_PAGE * HOST_PAGE);
-  if (madvise(first, (size_t)(last - first), MADV_DONTNEED) != 0) return false;
+  if (madvise(first, (size_t)(last - first), forgetting(b)) != 0) return false;
   memset(view, 0, (size_t)(first - view));
   memset(last, 0, (size_t)(view + bytes - last));
   return true;

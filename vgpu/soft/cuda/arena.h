@@ -40,6 +40,7 @@ struct block {
   uint64_t pages;
   bool written;
   shared_ref *shared; /* its bytes are an object's, which carries the charge too */
+  struct managed_pages *managed; /* managed.h */
   bool opaque;        /* holds arrays: no program has an address in it */
   block *next, *previous;     /* of the context */
   uint32_t live;              /* chunk: pieces allocated */
@@ -56,7 +57,7 @@ CUresult memory_free(CUdeviceptr pointer);
 /* The same for arrays, whose pages are of another kind: no page holds both. */
 CUresult opaque_allocate(context *ctx, uint64_t bytes, CUdeviceptr *out);
 void opaque_free(CUdeviceptr pointer);
-/* Managed memory: usable by the processor too, not charged. */
+/* Managed memory: usable by the processor too, charged by what of it is on the card (managed.h). */
 CUresult memory_allocate_managed(context *ctx, uint64_t bytes, CUdeviceptr *out);
 /* Frees all of a context; the card's charge with it. */
 void memory_drop(context *ctx);

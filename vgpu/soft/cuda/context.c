@@ -65,7 +65,8 @@ static CUresult device_card(CUdevice device, uint32_t *card) {
 static CUresult mode_allows(soft_region *region, uint32_t index) {
   const soft_card *card = soft_card_at(region, index);
   if (card->compute_mode == CU_COMPUTEMODE_PROHIBITED) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  if (card->compute_mode != CU_COMPUTEMODE_EXCLUSIVE_PROCESS) return CUDA_SUCCESS;
+  /* under MPS its server is that one process, for all its clients */
+  if (card->compute_mode != CU_COMPUTEMODE_EXCLUSIVE_PROCESS || card->sharing == SOFT_SHARING_MPS) return CUDA_SUCCESS;
   soft_ledger_sweep(region, true);
   uint32_t own = soft_slot_at(region, region->me)->usage[index].context_count;
   return card->context_count > own ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "../state/ledger.h"
-#include "driver.h"
+#include "vmm.h"
 
 static CUresult facts_of(CUdevice device, const soft_card **out) {
   if (device < 0 || (uint32_t)device >= the_driver.device_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -126,6 +126,8 @@ static bool attribute(const soft_card *card, CUdevice_attribute which, int *out)
   case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *out = (int)facts->numa_node; break;
   case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *out = facts->cc_major >= 9; break;
   case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES: *out = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; break;
+  case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED: *out = multicast_supported((uint32_t)(card - the_driver.region.state->header.cards)); break;
+  case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: *out = card->sharing == SOFT_SHARING_MPS; break;
   case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
   case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
@@ -234,5 +236,13 @@ EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute which,
   case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: *value = linked; break;
   default: LEAVE(CUDA_ERROR_INVALID_VALUE);
   }
+  LEAVE(CUDA_SUCCESS);
+}
+
+/* Processors of a context can be limited under MPS only. */
+EXPORT CUresult cuDeviceGetExecAffinitySupport(int *supported, int type, CUdevice device) {
+  CARD(card, device);
+  if (!supported || type) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  *supported = card->sharing == SOFT_SHARING_MPS;
   LEAVE(CUDA_SUCCESS);
 }

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "arena.h"
+#include "managed.h"
 #include "operation.h"
 
 typedef struct {
@@ -33,12 +33,13 @@ CUresult fill_check(const CUDA_MEMSET_NODE_PARAMS *f) {
   return f->height > 1 && (f->pitch % f->elementSize || f->pitch < bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult fill_run(const CUDA_MEMSET_NODE_PARAMS *f) {
+CUresult fill_run(uint32_t card, const CUDA_MEMSET_NODE_PARAMS *f) {
   CUresult result = fill_check(f);
   if (result != CUDA_SUCCESS || !f->width || !f->height) return result;
   size_t bytes = f->width * f->elementSize;
   for (size_t row = 0; row < f->height; row++) {
     CUdeviceptr at = f->dst + row * f->pitch;
+    managed_touch(card, at, bytes);
     if (!f->value && memory_zero(at, bytes)) continue;
     void *view = memory_host_view(at, bytes, true);
     if (!view) return CUDA_ERROR_INVALID_VALUE;
@@ -60,7 +61,7 @@ static CUresult fill(wish w) {
   /* fills of device memory don't wait for the card, but their bytes are there when a wait is over */
   if (!w.waits || stream_capturing(on)) LEAVE(operation_submit(on, &op));
   result = work_wait_stream(on->owner, on);
-  LEAVE(result == CUDA_SUCCESS ? fill_run(&w.box) : result);
+  LEAVE(result == CUDA_SUCCESS ? fill_run(on->owner->card, &w.box) : result);
 }
 
 #define LINE(p, v, w, n) .box = {.dst = (p), .value = (v), .elementSize = (w), .width = (n), .height = 1}

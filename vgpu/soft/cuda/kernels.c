@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "arena.h"
+#include "managed.h"
 
 /* The text that the known kernels have, as the build laid it in. */
 __asm__(".section .rodata\n"
@@ -48,10 +48,15 @@ static uint32_t turned(uint32_t x, uint64_t n) {
   return x * all_mul + all_add;
 }
 
+/* What a kernel on a card sees there; managed memory comes to the card for it. */
+static void *card_view(const kernel_grid *g, CUdeviceptr pointer, uint64_t bytes, bool write) {
+  managed_touch((uint32_t)(g->card - the_driver.region.state->header.cards), pointer, bytes);
+  return memory_host_view(pointer, bytes, write);
+}
+
 static CUresult run_spin(const kernel_arguments *a, const kernel_grid *g) {
-  (void)g;
   if (!a->value[1]) return CUDA_SUCCESS;
-  uint32_t *out = memory_host_view(a->value[1], sizeof *out, true);
+  uint32_t *out = card_view(g, a->value[1], sizeof *out, true);
   if (!out || !is_device_address(a->value[1])) return CUDA_ERROR_ILLEGAL_ADDRESS;
   *out = turned(1, a->value[0]);
   return CUDA_SUCCESS;
@@ -63,11 +68,10 @@ static uint64_t spin_ns(const kernel_arguments *a, const kernel_grid *g) {
 }
 
 static CUresult run_fill(const kernel_arguments *a, const kernel_grid *g) {
-  (void)g;
   uint64_t count = a->value[2];
   if (!count) return CUDA_SUCCESS;
   if (count > UINT64_MAX / 4) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  uint32_t *words = memory_host_view(a->value[0], count * 4, true);
+  uint32_t *words = card_view(g, a->value[0], count * 4, true);
   if (!words) return CUDA_ERROR_ILLEGAL_ADDRESS;
   for (uint64_t i = 0; i < count; i++) words[i] = (uint32_t)a->value[1];
   return CUDA_SUCCESS;
@@ -76,12 +80,11 @@ static CUresult run_fill(const kernel_arguments *a, const kernel_grid *g) {
 static uint64_t fill_ns(const kernel_arguments *a, const kernel_grid *g) { return bytes_ns(g->card, a->value[2] * 4); }
 
 static CUresult run_vecadd(const kernel_arguments *a, const kernel_grid *g) {
-  (void)g;
   uint64_t count = a->value[3];
   if (!count) return CUDA_SUCCESS;
   if (count > UINT64_MAX / 4) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  const float *x = memory_host_view(a->value[0], count * 4, false), *y = memory_host_view(a->value[1], count * 4, false);
-  float *z = memory_host_view(a->value[2], count * 4, true);
+  const float *x = card_view(g, a->value[0], count * 4, false), *y = card_view(g, a->value[1], count * 4, false);
+  float *z = card_view(g, a->value[2], count * 4, true);
   if (!x || !y || !z) return CUDA_ERROR_ILLEGAL_ADDRESS;
   for (uint64_t i = 0; i < count; i++) z[i] = x[i] + y[i];
   return CUDA_SUCCESS;

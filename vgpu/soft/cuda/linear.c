@@ -3,7 +3,7 @@
 
 #include "../state/ledger.h"
 #include "../state/lock.h"
-#include "arena.h"
+#include "managed.h"
 
 /* Rows start on 512 bytes, the texture alignment of every model. */
 enum { PITCH_BYTES = 512 };
@@ -20,6 +20,7 @@ static CUresult info(uint64_t *free_bytes, uint64_t *total_bytes) {
   CURRENT(ctx);
   soft_region *region = &the_driver.region;
   const soft_card *card = context_card(ctx);
+  managed_settle(ctx->card);
   soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
   if (error != SOFT_OK) LEAVE(driver_from(error));
   soft_ledger_sweep(region, false);
@@ -136,31 +137,4 @@ EXPORT CUresult cuMemGetAddressRange(CUdeviceptr_v1 *base, unsigned int *bytes, 
   if (base) *base = (CUdeviceptr_v1)wide;
   if (bytes) *bytes = (unsigned int)size;
   return CUDA_SUCCESS;
-}
-
-/* Hints change nothing here: managed memory always lives on the host. */
-static CUresult managed_range(CUdeviceptr pointer, size_t bytes) {
-  allocation found;
-  CURRENT(ctx);
-  (void)ctx;
-  bool managed = allocation_at(pointer, &found) && found.in->kind == BLOCK_MANAGED;
-  LEAVE(managed && bytes && bytes <= found.bytes - (pointer - found.base) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
-}
-
-EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream on) {
-  (void)on;
-  (void)device;
-  return managed_range(pointer, bytes);
-}
-
-EXPORT CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream on) {
-  (void)on;
-  (void)device;
-  return managed_range(pointer, bytes);
-}
-
-EXPORT CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, int advice, CUdevice device) {
-  (void)device;
-  if (advice < 1 || advice > 6) return CUDA_ERROR_INVALID_VALUE;
-  return managed_range(pointer, bytes);
 }

@@ -25,7 +25,7 @@ static CUresult effect(const operation *op) {
   switch (op->type) {
   case CU_GRAPH_NODE_TYPE_KERNEL: return kernel_run(op->ctx, &op->kernel);
   case CU_GRAPH_NODE_TYPE_MEMCPY: return copy_run(&op->copy);
-  case CU_GRAPH_NODE_TYPE_MEMSET: return fill_run(&op->fill);
+  case CU_GRAPH_NODE_TYPE_MEMSET: return fill_run(op->ctx->card, &op->fill);
   case CU_GRAPH_NODE_TYPE_MEM_FREE: return memory_free(op->pointer);
   default: return CUDA_SUCCESS;
   }

@@ -76,6 +76,6 @@ CUresult kernel_entry(const context *ctx, const kernel_work *work, soft_entry *e
 CUresult copy_check(const CUDA_MEMCPY3D *c);
 CUresult copy_run(const CUDA_MEMCPY3D *c);
 CUresult fill_check(const CUDA_MEMSET_NODE_PARAMS *f);
-CUresult fill_run(const CUDA_MEMSET_NODE_PARAMS *f);
+CUresult fill_run(uint32_t card, const CUDA_MEMSET_NODE_PARAMS *f);
 
 #endif

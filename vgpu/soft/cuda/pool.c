@@ -443,3 +443,27 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CU
   if (result != CUDA_SUCCESS) shared_give(&memory);
   LEAVE(result);
 }
+
+/* ---- pools by place, CUDA 13 ---------------------------------------------- */
+
+/* Only pinned memory of a card has pools here. */
+static CUresult place(const CUmemLocation *location, int type) {
+  if (!location || type == CU_MEM_ALLOCATION_TYPE_INVALID) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_ALLOCATION_TYPE_PINNED || location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
+  CUresult result = place(location, type);
+  return result == CUDA_SUCCESS ? device_pool(out, location->id, true) : result;
+}
+
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type) {
+  CUresult result = place(location, type);
+  return result == CUDA_SUCCESS ? device_pool(out, location->id, false) : result;
+}
+
+EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool handle) {
+  CUresult result = place(location, type);
+  return result == CUDA_SUCCESS ? cuDeviceSetMemPool(location->id, handle) : result;
+}

@@ -65,7 +65,9 @@ void physical_let_go(physical *p) {
       break;
     }
   soft_region *region = &the_driver.region;
-  if (p->shared.there) {
+  if (p->multicast) {
+    multicast_delete(p->multicast);
+  } else if (p->shared.there) {
     shared_give(&p->shared); /* and the charge, when nobody else holds it */
   } else {
     if (p->property.location.type == CU_MEM_LOCATION_TYPE_DEVICE && soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
@@ -175,6 +177,14 @@ static void enlist(physical *p, CUmemGenericAllocationHandle *out) {
   *out = p->name;
 }
 
+bool physical_for_multicast(struct multicast *object, uint64_t bytes, CUmemGenericAllocationHandle *out) {
+  physical *fresh = calloc(1, sizeof *fresh);
+  if (!fresh) return false;
+  *fresh = (physical){.property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED}, .bytes = bytes, .file = -1, .multicast = object};
+  enlist(fresh, out);
+  return true;
+}
+
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *property, unsigned long long flags) {
   ENTER();
   CUresult result = usable(property);
@@ -273,7 +283,9 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
   if (*link && (*link)->base < pointer + bytes) LEAVE(CUDA_ERROR_INVALID_VALUE);
   mapping *fresh = calloc(1, sizeof *fresh);
   if (!fresh) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
-  void *at = mmap(r->backing + (pointer - r->base), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, p->file, (off_t)(p->file_offset + offset));
+  void *at = r->backing + (pointer - r->base);
+  if (!p->multicast)
+    at = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, p->file, (off_t)(p->file_offset + offset));
   if (at == MAP_FAILED) {
     free(fresh);
     LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
@@ -321,7 +333,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAcc
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ && flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       LEAVE(CUDA_ERROR_INVALID_VALUE);
     for (mapping *m = r->maps; m; m = m->next) {
-      if (m->base < pointer || m->base + m->bytes > pointer + bytes) continue;
+      if (m->base < pointer || m->base + m->bytes > pointer + bytes || m->of->multicast) continue;
       m->readable = flags & CU_MEM_ACCESS_FLAGS_PROT_READ;
       m->writable = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     }

@@ -36,6 +36,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Mem
 
 typedef struct { uint32_t pid; uint64_t bytes; } holder;
 
+/* Managed memory is the driver's own, as NVML has it: in the card's figure and in no process's (an assumption, README). */
 /* Processes with a context on the card, visible from this PID namespace, one row each.
  * Two libraries of one process (a second libcuda in another link namespace) are one row. */
 static uint32_t holders(uint32_t index, holder *out, uint32_t room) {
@@ -61,14 +62,14 @@ enum { MOST = SOFT_SLOTS };
 
 typedef void (*put)(void *to, unsigned int at, const holder *from);
 
-static nvmlReturn_t list(nvmlDevice_t device, const char *call, unsigned int *count, void *infos, put store) {
+static nvmlReturn_t list(nvmlDevice_t device, const char *call, uint32_t sharing, unsigned int *count, void *infos, put store) {
   static holder rows[MOST]; /* under the library's lock */
   soft_card *card;
   uint32_t index;
   nvmlReturn_t result = nvml_begin(device, call, &card, &index);
   if (result != NVML_SUCCESS) return result;
   if (!count) END(NVML_ERROR_INVALID_ARGUMENT);
-  uint32_t found = holders(index, rows, MOST);
+  uint32_t found = card->sharing == sharing ? holders(index, rows, MOST) : 0;
   uint32_t room = *count;
   *count = found;
   if (found > room) END(NVML_ERROR_INSUFFICIENT_SIZE);
@@ -87,16 +88,16 @@ static void put_v2(void *to, unsigned int at, const holder *from) {
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) {
-  return list(d, __func__, n, out, put_v1);
+  return list(d, __func__, SOFT_SHARING_TIME_SLICE, n, out, put_v1);
 }
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) {
-  return list(d, __func__, n, out, put_v2);
+  return list(d, __func__, SOFT_SHARING_TIME_SLICE, n, out, put_v2);
 }
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) {
-  return list(d, __func__, n, out, put_v2);
+  return list(d, __func__, SOFT_SHARING_TIME_SLICE, n, out, put_v2);
 }
 
-/* Nobody draws here, and there is no MPS server. */
+/* Nobody draws here. */
 static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *count) {
   BEGIN(device);
   if (!count) END(NVML_ERROR_INVALID_ARGUMENT);
@@ -107,9 +108,16 @@ static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *count) {
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { (void)out; return nobody(d, n); }
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { (void)out; return nobody(d, n); }
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { (void)out; return nobody(d, n); }
-EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) { (void)out; return nobody(d, n); }
-EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) { (void)out; return nobody(d, n); }
-EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) { (void)out; return nobody(d, n); }
+/* Clients of MPS are listed by themselves, and not among those that have the card in turns. */
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v1_t *out) {
+  return list(d, __func__, SOFT_SHARING_MPS, n, out, put_v1);
+}
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_v2_t *out) {
+  return list(d, __func__, SOFT_SHARING_MPS, n, out, put_v2);
+}
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *n, nvmlProcessInfo_t *out) {
+  return list(d, __func__, SOFT_SHARING_MPS, n, out, put_v2);
+}
 
 static void put_detail(void *to, unsigned int at, const holder *from) {
   ((nvmlProcessDetail_v1_t *)to)[at] = (nvmlProcessDetail_v1_t){.pid = from->pid,
@@ -123,6 +131,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, n
   if (!out) return NVML_ERROR_INVALID_ARGUMENT;
   if (out->version != NVML_ABI_STRUCT_VERSION(nvmlProcessDetailList_v1_t, 1)) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
   if (out->mode > 2) return NVML_ERROR_INVALID_ARGUMENT;
-  if (out->mode) return nobody(device, &out->numProcArrayEntries);
-  return list(device, __func__, &out->numProcArrayEntries, out->procArray, put_detail);
+  if (out->mode == 1) return nobody(device, &out->numProcArrayEntries);
+  return list(device, __func__, out->mode == 2 ? SOFT_SHARING_MPS : SOFT_SHARING_TIME_SLICE, &out->numProcArrayEntries, out->procArray, put_detail);
 }

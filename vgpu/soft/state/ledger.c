@@ -28,6 +28,28 @@ static void note_peak(soft_usage *usage) {
   if (now > usage->peak_bytes) usage->peak_bytes = now;
 }
 
+/* Takes whole pages of managed memory off a slot's figure; the slot's own process notices later. */
+static uint64_t evict_from(soft_card *card, soft_usage *usage, uint64_t need) {
+  uint64_t whole = need > UINT64_MAX - SOFT_PAGE_BYTES ? need : (need + SOFT_PAGE_BYTES - 1) / SOFT_PAGE_BYTES * SOFT_PAGE_BYTES;
+  uint64_t taken = whole < usage->managed_bytes ? whole : usage->managed_bytes;
+  usage->managed_bytes -= taken;
+  card->used_bytes = less(card->used_bytes, taken);
+  return taken;
+}
+
+/* Managed memory makes room for bytes: all that is needed, or nothing. */
+static bool evict(soft_region *region, uint32_t index, uint64_t bytes) {
+  soft_card *card = soft_card_at(region, index);
+  uint32_t high = soft_slots_high(region);
+  uint64_t there = 0, need = less(bytes, soft_card_free(card));
+  for (uint32_t i = 0; i < high; i++) there = add(there, region->state->slots[i].usage[index].managed_bytes);
+  if (there < need) return false;
+  soft_usage *own = own_usage(region, index);
+  if (own) need = less(need, evict_from(card, own, need));
+  for (uint32_t i = 0; i < high && need; i++) need = less(need, evict_from(card, &region->state->slots[i].usage[index], need));
+  return bytes <= soft_card_free(card);
+}
+
 static soft_error reserve(soft_region *region, uint32_t index, uint64_t bytes) {
   soft_card *card = soft_card_at(region, index);
   if (!card || card->lost) return SOFT_ELOST;
@@ -39,7 +61,7 @@ static soft_error reserve(soft_region *region, uint32_t index, uint64_t bytes) {
   if (bytes > soft_card_free(card)) {
     if (bytes > soft_card_capacity(card)) return SOFT_EMEMORY;
     soft_ledger_sweep(region, true);
-    if (bytes > soft_card_free(card)) return SOFT_EMEMORY;
+    if (bytes > soft_card_free(card) && !evict(region, index, bytes)) return SOFT_EMEMORY;
   }
   card->used_bytes += bytes;
   return SOFT_OK;
@@ -63,6 +85,25 @@ void soft_ledger_release(soft_region *region, uint32_t card, uint64_t bytes) {
   bytes = bytes < usage->memory_bytes ? bytes : usage->memory_bytes;
   usage->memory_bytes -= bytes;
   on->used_bytes = less(on->used_bytes, bytes);
+}
+
+soft_error soft_ledger_move_in(soft_region *region, uint32_t index, uint64_t bytes) {
+  soft_usage *usage = own_usage(region, index);
+  soft_card *card = soft_card_at(region, index);
+  if (!usage || !card || card->lost || !soft_slot_mine(region)) return SOFT_ELOST;
+  if (bytes > soft_card_free(card) && !evict(region, index, bytes)) return SOFT_EMEMORY;
+  usage->managed_bytes += bytes;
+  card->used_bytes += bytes;
+  return SOFT_OK;
+}
+
+void soft_ledger_move_out(soft_region *region, uint32_t index, uint64_t bytes) {
+  soft_usage *usage = own_usage(region, index);
+  soft_card *card = soft_card_at(region, index);
+  if (!usage || !card || !soft_slot_mine(region)) return;
+  bytes = bytes < usage->managed_bytes ? bytes : usage->managed_bytes;
+  usage->managed_bytes -= bytes;
+  card->used_bytes = less(card->used_bytes, bytes);
 }
 
 soft_error soft_ledger_open_context(soft_region *region, uint32_t card) {

@@ -21,6 +21,14 @@ uint64_t soft_card_free(const soft_card *card);
 soft_error soft_ledger_charge(soft_region *region, uint32_t card, uint64_t bytes);
 void soft_ledger_release(soft_region *region, uint32_t card, uint64_t bytes);
 
+/*
+ * Managed memory of our slot that comes to a card, and leaves it. Coming in, it
+ * takes the place of other managed memory where nothing else is free, our own
+ * first; SOFT_EMEMORY when there is none. soft_ledger_charge does so too.
+ */
+soft_error soft_ledger_move_in(soft_region *region, uint32_t card, uint64_t bytes);
+void soft_ledger_move_out(soft_region *region, uint32_t card, uint64_t bytes);
+
 /* Contexts of our slot: the first on a card costs the card's context_bytes, the last gives them back. */
 soft_error soft_ledger_open_context(soft_region *region, uint32_t card);
 void soft_ledger_close_context(soft_region *region, uint32_t card);

@@ -118,7 +118,7 @@ static soft_state *map_state(int *fd) {
 
 /* A tenant in the middle of things: what was written over it must not kill it by signal either, where it only makes calls. */
 static void tenant(child *self, void *unused) {
-  CUdeviceptr pointer;
+  CUdeviceptr pointer, managed = 0;
   (void)unused;
   CUipcMemHandle handle;
   CUmemGenericAllocationHandle memory;
@@ -128,6 +128,8 @@ static void tenant(child *self, void *unused) {
   CUDA(cuMemAlloc_v2)(&pointer, 5 * MIB);
   CUDA(cuIpcGetMemHandle)(&handle, pointer);
   CUDA(cuMemCreate)(&memory, 2 * MIB, &property, 0);
+  CUDA(cuMemAllocManaged)(&managed, 64 * MIB, CU_MEM_ATTACH_GLOBAL);
+  CUDA(cuMemPrefetchAsync)(managed, 64 * MIB, 0, NULL);
   ask(self);
   alarm(40);
   CUDA(cuMemFree_v2)(pointer);
@@ -135,8 +137,10 @@ static void tenant(child *self, void *unused) {
   for (int i = 0; i < 5; i++) {
     if (CUDA(cuMemAlloc_v2)(&pointer, 5 * MIB) == CUDA_SUCCESS) CUDA(cuIpcGetMemHandle)(&handle, pointer);
     if (CUDA(cuMemCreate)(&memory, 2 * MIB, &property, 0) == CUDA_SUCCESS) CUDA(cuMemRelease)(memory);
+    CUDA(cuMemPrefetchAsync)(managed, 64 * MIB, i % 2 ? 0 : CU_DEVICE_CPU, NULL);
     cuda_free_bytes();
   }
+  CUDA(cuMemFree_v2)(managed);
   tell(self, 1);
 }
 
@@ -244,6 +248,8 @@ int main(int argc, char **argv) {
   state->header.cards[0].facts = good_header->cards[0].facts;
   scribble(state->objects, sizeof state->objects);
   state->header.objects_high = SOFT_OBJECTS;
+  for (uint32_t slot = 1; slot < 200; slot++) scribble(state->slots[slot].usage, sizeof state->slots[slot].usage);
+  state->header.slots_high = 200;
   tell(&c, 1);
   check_equal(ask(&c), 1, "its calls end when another one scribbles over its card");
   child_end(&c);

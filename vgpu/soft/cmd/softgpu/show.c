@@ -67,8 +67,8 @@ static void show_table(soft_region *region) {
       const soft_slot *slot = soft_slot_at(region, rows[i].slot);
       const soft_usage *usage = &slot->usage[c];
       soft_text(name, sizeof name, slot->name, sizeof slot->name);
-      printf("     pid %-7u (own %u) contexts %u, %.1f MiB + %.1f MiB, busy %.3f s%s  %s\n", rows[i].pid, slot->pid, usage->context_count,
-             mib(usage->context_bytes), mib(usage->memory_bytes), (double)usage->busy_ns / 1e9, rows[i].ended ? ", ended" : "", name);
+      printf("     pid %-7u (own %u) contexts %u, %.1f MiB + %.1f MiB + %.1f MiB managed, busy %.3f s%s  %s\n", rows[i].pid, slot->pid, usage->context_count,
+             mib(usage->context_bytes), mib(usage->memory_bytes), mib(usage->managed_bytes), (double)usage->busy_ns / 1e9, rows[i].ended ? ", ended" : "", name);
     }
     for (uint32_t i = 0; i < soft_objects_high(region); i++) {
       const soft_object *object = shared_memory(region, i, c);
@@ -112,9 +112,9 @@ static void show_json(soft_region *region) {
       const soft_slot *slot = soft_slot_at(region, rows[i].slot);
       const soft_usage *usage = &slot->usage[c];
       printf("%s{\"pid\":%u,\"ownPid\":%u,\"ended\":%s,\"contexts\":%u,\"contextBytes\":%" PRIu64 ",\"memoryBytes\":%" PRIu64
-             ",\"peakBytes\":%" PRIu64 ",\"busyNanoseconds\":%" PRIu64 ",\"name\":",
+             ",\"managedBytes\":%" PRIu64 ",\"peakBytes\":%" PRIu64 ",\"busyNanoseconds\":%" PRIu64 ",\"name\":",
              i ? "," : "", rows[i].pid, slot->pid, rows[i].ended ? "true" : "false", usage->context_count, usage->context_bytes,
-             usage->memory_bytes, usage->peak_bytes, usage->busy_ns);
+             usage->memory_bytes, usage->managed_bytes, usage->peak_bytes, usage->busy_ns);
       soft_text(text, sizeof text, slot->name, sizeof slot->name);
       json_text(stdout, text);
       printf("}");
