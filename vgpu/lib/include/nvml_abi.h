@@ -288,6 +288,20 @@ typedef struct nvmlAccountingStats_st {
   unsigned int reserved[5];
 } nvmlAccountingStats_t;
 
+/* R580: asked by pid, which stands in it. Sums over samples, in hundredths of a percent. */
+typedef struct nvmlAccountingStats_v2_st {
+  unsigned int pid;
+  unsigned int isRunning;
+  unsigned int gpuUtilization;
+  unsigned int memoryUtilization;
+  unsigned long long maxMemoryUsage;
+  unsigned int sampleCount;
+  unsigned long long sumGpuUtil;
+  unsigned long long sumFbUtil;
+  unsigned long long time;
+  unsigned long long startTime;
+} nvmlAccountingStats_v2_t;
+
 typedef struct nvmlDeviceAttributes_st {
   unsigned int multiprocessorCount;
   unsigned int sharedCopyEngineCount;
@@ -459,6 +473,7 @@ nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, int *mode);
 nvmlReturn_t nvmlDeviceGetAccountingMode(nvmlDevice_t device, nvmlEnableState_t *mode);
 nvmlReturn_t nvmlDeviceSetAccountingMode(nvmlDevice_t device, nvmlEnableState_t mode);
 nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats);
+nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccountingStats_v2_t *stats); /* R580 */
 nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids);
 nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int *entries);
 nvmlReturn_t nvmlDeviceClearAccountingPids(nvmlDevice_t device);
@@ -528,6 +543,7 @@ _Static_assert(sizeof(nvmlProcessesUtilizationInfo_v1_t) == 24, "nvmlProcessesUt
 _Static_assert(sizeof(nvmlEventData_v1_t) == 24, "nvmlEventData_v1_t");
 _Static_assert(sizeof(nvmlEventData_t) == 32, "nvmlEventData_t");
 _Static_assert(sizeof(nvmlAccountingStats_t) == 56, "nvmlAccountingStats_t");
+_Static_assert(sizeof(nvmlAccountingStats_v2_t) == 64, "nvmlAccountingStats_v2_t");
 _Static_assert(sizeof(nvmlDeviceAttributes_t) == 40, "nvmlDeviceAttributes_t");
 _Static_assert(sizeof(nvmlFieldValue_t) == 40, "nvmlFieldValue_t");
 _Static_assert(sizeof(nvmlUUID_v1_t) == 52, "nvmlUUID_v1_t");

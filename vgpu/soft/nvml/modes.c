@@ -168,36 +168,63 @@ static uint32_t percent(uint64_t busy_ns, uint64_t life_ns) {
   return life_ns ? (uint32_t)((busy_ns < life_ns ? busy_ns : life_ns) / (life_ns / 100 ? life_ns / 100 : 1)) : 0;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *out) {
-  BEGIN(device);
-  if (!out) END(NVML_ERROR_INVALID_ARGUMENT);
-  if (!card->accounting) END(NVML_ERROR_NOT_SUPPORTED);
+/* Memory is said to be busy half as much as the processors. */
+static void fill_stats(nvmlAccountingStats_v2_t *out, uint64_t peak_bytes, uint64_t busy_ns, uint64_t start_ns, uint64_t life_ns) {
+  out->gpuUtilization = percent(busy_ns, life_ns);
+  out->memoryUtilization = out->gpuUtilization / 2;
+  out->maxMemoryUsage = peak_bytes;
+  out->sampleCount = (unsigned int)(life_ns / SOFT_SAMPLE_NS);
+  out->sumGpuUtil = (unsigned long long)((unsigned __int128)(busy_ns < life_ns ? busy_ns : life_ns) * 10000 / SOFT_SAMPLE_NS);
+  out->sumFbUtil = out->sumGpuUtil / 2;
+  out->startTime = soft_wall_ns(&nvml_region, start_ns) / 1000;
+}
+
+/* Under the lock. time is of ended processes only, as before. */
+static nvmlReturn_t stats_of(const soft_card *card, uint32_t index, unsigned int pid, nvmlAccountingStats_v2_t *out) {
+  if (!card->accounting) return NVML_ERROR_NOT_SUPPORTED;
   memset(out, 0, sizeof *out);
+  out->pid = pid;
   uint32_t high = soft_slots_high(&nvml_region);
   for (uint32_t i = 0; i < high; i++) {
     const soft_slot *slot = soft_slot_at(&nvml_region, i);
     const soft_usage *usage = &slot->usage[index];
     if (atomic_load(&slot->state) != SOFT_SLOT_LIVE || !usage->peak_bytes || nvml_pid_of(i) != pid) continue;
     uint64_t now = soft_now(&nvml_region);
-    out->gpuUtilization = percent(usage->busy_ns, now > usage->since_ns ? now - usage->since_ns : 0);
-    out->memoryUtilization = out->gpuUtilization / 2;
-    out->maxMemoryUsage = usage->peak_bytes;
-    out->startTime = soft_wall_ns(&nvml_region, usage->since_ns) / 1000;
+    fill_stats(out, usage->peak_bytes, usage->busy_ns, usage->since_ns, now > usage->since_ns ? now - usage->since_ns : 0);
     out->isRunning = 1;
-    END(NVML_SUCCESS);
+    return NVML_SUCCESS;
   }
   for (uint32_t i = 0; i < retired_high(); i++) {
     const soft_retired *record = &nvml_region.state->header.retired[i];
     if (record->card != index || !record->peak_bytes || retired_pid(record) != pid) continue;
     uint64_t life = record->end_ns > record->start_ns ? record->end_ns - record->start_ns : 0;
-    out->gpuUtilization = percent(record->busy_ns, life);
-    out->memoryUtilization = out->gpuUtilization / 2;
-    out->maxMemoryUsage = record->peak_bytes;
-    out->startTime = soft_wall_ns(&nvml_region, record->start_ns) / 1000;
+    fill_stats(out, record->peak_bytes, record->busy_ns, record->start_ns, life);
     out->time = life / 1000000;
-    END(NVML_SUCCESS);
+    return NVML_SUCCESS;
   }
-  END(NVML_ERROR_NOT_FOUND);
+  return NVML_ERROR_NOT_FOUND;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *out) {
+  nvmlAccountingStats_v2_t all;
+  BEGIN(device);
+  if (!out) END(NVML_ERROR_INVALID_ARGUMENT);
+  nvmlReturn_t result = stats_of(card, index, pid, &all);
+  if (result != NVML_SUCCESS) END(result);
+  memset(out, 0, sizeof *out);
+  out->gpuUtilization = all.gpuUtilization;
+  out->memoryUtilization = all.memoryUtilization;
+  out->maxMemoryUsage = all.maxMemoryUsage;
+  out->time = all.time;
+  out->startTime = all.startTime;
+  out->isRunning = all.isRunning;
+  END(NVML_SUCCESS);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccountingStats_v2_t *out) {
+  BEGIN(device);
+  if (!out) END(NVML_ERROR_INVALID_ARGUMENT);
+  END(stats_of(card, index, out->pid, out));
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids) {

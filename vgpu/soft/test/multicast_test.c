@@ -1,9 +1,7 @@
-/* Multicast objects, and which driver branch has what of shared and managed memory. */
+/* Multicast objects: what they keep charged, and where there are none. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,50 +74,6 @@ static void without(child *self, void *unused) {
   tell(self, 1);
 }
 
-/* ---- branches ------------------------------------------------------------- */
-
-static const struct { const char *symbol; int since; } symbols[] = {
-    {"cuArrayGetMemoryRequirements", 535}, {"cuIpcOpenMemHandle_v2", 535}, {"cuMemPoolImportPointer", 535}, {"cuImportExternalMemory", 535},
-    {"cuMulticastCreate", 535},            {"cuMemPrefetchAsync_v2", 535}, {"cuMemAdvise_v2", 535},         {"cuMemRangeGetAttributes", 535},
-    {"cuMemPrefetchBatchAsync", 580},      {"cuMemDiscardBatchAsync", 580}, {"cuMemDiscardAndPrefetchBatchAsync", 580},
-    {"cuMemGetDefaultMemPool", 580},       {"cuMemGetMemPool", 580},       {"cuMemSetMemPool", 580},
-};
-
-/* A root of each branch: what it exports answers, and what it doesn't is not there. */
-static void branch(child *self, void *version) {
-  int number = atoi(version);
-  void *library = cuda_library();
-  for (unsigned int i = 0; i < sizeof symbols / sizeof symbols[0]; i++)
-    check((dlsym(library, symbols[i].symbol) != NULL) == (number >= symbols[i].since), "%s in %d", symbols[i].symbol, number);
-  check_equal(start_cuda(0), CUDA_SUCCESS, "start %d", number);
-  uint64_t before = cuda_free_bytes();
-  CUdeviceptr p;
-  size_t bytes = 4 * MIB;
-  CUDA(cuMemAllocManaged)(&p, bytes, CU_MEM_ATTACH_GLOBAL);
-  if (number >= 580) {
-    CUmemLocation card = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, host = {CU_MEM_LOCATION_TYPE_HOST, 0};
-    CUmemoryPool by_place = NULL, by_device = NULL;
-    size_t from = 0;
-    check_equal(CUDA(cuMemPrefetchBatchAsync)(&p, &bytes, 1, &card, &from, 1, 0, NULL), CUDA_SUCCESS, "a batch goes to the card");
-    check_equal(before - cuda_free_bytes(), 4 * MIB, "all of it");
-    check_equal(CUDA(cuMemDiscardBatchAsync)(&p, &bytes, 1, 0, NULL), CUDA_SUCCESS, "is discarded");
-    check_equal(CUDA(cuMemDiscardAndPrefetchBatchAsync)(&p, &bytes, 1, &host, &from, 1, 0, NULL), CUDA_SUCCESS, "and goes back");
-    check_equal(cuda_free_bytes(), before, "all of it");
-    check_equal(CUDA(cuMemPrefetchBatchAsync)(&p, &bytes, 1, &card, &from, 2, 0, NULL), CUDA_ERROR_INVALID_VALUE, "no more places than ranges");
-    CUDA(cuMemGetDefaultMemPool)(&by_place, &card, CU_MEM_ALLOCATION_TYPE_PINNED);
-    CUDA(cuDeviceGetDefaultMemPool)(&by_device, 0);
-    check(by_place && by_place == by_device, "a pool by its place is the device's own");
-    check_equal(CUDA(cuMemGetMemPool)(&by_place, &host, CU_MEM_ALLOCATION_TYPE_PINNED), CUDA_ERROR_NOT_SUPPORTED, "the host has none");
-  }
-  CUDA(cuMemFree_v2)(p);
-  /* the newest form that a program of CUDA 13 would be given */
-  void *found = NULL;
-  CUdriverProcAddressQueryResult status;
-  CUDA(cuGetProcAddress_v2)("cuMemPrefetchAsync", &found, 13000, 0, &status);
-  check(found == dlsym(library, "cuMemPrefetchAsync_v2"), "asked for cuMemPrefetchAsync, %d gives the second form", number);
-  tell(self, 1);
-}
-
 static void in_a_root(const char *driver, const char *cards, child_body body) {
   fflush(stdout);
   pid_t pid = fork();
@@ -139,7 +93,5 @@ static void in_a_root(const char *driver, const char *cards, child_body body) {
 int main(void) {
   in_a_root("550.90.07", "h100x2", objects);
   in_a_root("550.90.07", "4090", without);
-  static const char *const drivers[] = {"535.104.05", "550.90.07", "570.124.06", "580.65.06"};
-  for (int i = 0; i < 4; i++) in_a_root(drivers[i], "t4", branch);
   return finish();
 }
