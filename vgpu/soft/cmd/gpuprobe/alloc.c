@@ -8,17 +8,19 @@
 #include "../units.h"
 #include "probe.h"
 
-typedef enum { BY_ALLOC, BY_PITCH, BY_MANAGED, BY_ASYNC, BY_VMM, BY_LEGACY } way;
+typedef enum { BY_ALLOC, BY_PITCH, BY_MANAGED, BY_ASYNC, BY_VMM, BY_LEGACY, BY_ARRAY } way;
 
 typedef struct {
   CUdeviceptr pointer;
   CUmemGenericAllocationHandle handle;
+  CUarray array;
   size_t bytes; /* granted, as far as the call says */
   way by;
 } piece;
 
 static const char *way_name(way by) {
-  static const char *const names[] = {"cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemAllocAsync", "cuMemCreate", "cuMemAlloc (32 bit)"};
+  static const char *const names[] = {"cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemAllocAsync", "cuMemCreate", "cuMemAlloc (32 bit)",
+                                      "cuArray3DCreate"};
   return names[by];
 }
 
@@ -66,6 +68,13 @@ static CUresult take(way by, uint64_t bytes, int device, piece *out) {
     out->pointer = low;
     return result;
   }
+  case BY_ARRAY: {
+    /* rows of 64 KiB, or of 2 MiB when there would be too many */
+    size_t row = bytes > 1ull << 32 ? 2 << 20 : 64 << 10;
+    CUDA_ARRAY3D_DESCRIPTOR d = {.Width = row / 16, .Height = (bytes + row - 1) / row, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
+    out->bytes = row * d.Height;
+    return cuda.cuArray3DCreate_v2(&out->array, &d);
+  }
   case BY_ALLOC: break;
   }
   return cuda.cuMemAlloc_v2(&out->pointer, bytes);
@@ -76,6 +85,7 @@ static CUresult give(const piece *p) {
     CUresult result = cuda.cuMemFreeAsync(p->pointer, NULL);
     return result == CUDA_SUCCESS ? cuda.cuStreamSynchronize(NULL) : result;
   }
+  if (p->by == BY_ARRAY) return cuda.cuArrayDestroy(p->array);
   if (p->by != BY_VMM) return cuda.cuMemFree_v2(p->pointer);
   CUresult result = cuda.cuMemUnmap(p->pointer, p->bytes);
   if (result == CUDA_SUCCESS) result = cuda.cuMemRelease(p->handle);
@@ -125,7 +135,8 @@ static bool device_option(int *argc, char **argv, int *device) {
 
 int probe_alloc(int argc, char **argv) {
   static const struct { const char *flag; way by; } ways[] = {
-      {"--pitch", BY_PITCH}, {"--managed", BY_MANAGED}, {"--async", BY_ASYNC}, {"--vmm", BY_VMM}, {"--legacy", BY_LEGACY}};
+      {"--pitch", BY_PITCH}, {"--managed", BY_MANAGED}, {"--async", BY_ASYNC}, {"--vmm", BY_VMM}, {"--legacy", BY_LEGACY},
+      {"--array", BY_ARRAY}};
   uint64_t hold_ns, free_after_ns = 0, bytes;
   int device, code;
   way by = BY_ALLOC;
@@ -150,7 +161,7 @@ int probe_alloc(int argc, char **argv) {
     units_bytes(argv[i], &bytes);
     CUresult result = take(by, bytes, device, &pieces[held]);
     CUresult touched = CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS && touch) touched = cuda.cuMemsetD8_v2(pieces[held].pointer, 0x5a, bytes);
+    if (result == CUDA_SUCCESS && touch && by != BY_ARRAY) touched = cuda.cuMemsetD8_v2(pieces[held].pointer, 0x5a, bytes);
     line("alloc");
     field_result(result != CUDA_SUCCESS ? result : touched);
     field_text("call", way_name(by));

@@ -9,7 +9,7 @@ static const char usage_text[] =
     "gpuprobe asks a CUDA driver what a program would see. JSON lines on stdout.\n"
     "\n"
     "  gpuprobe info                          memory by CUDA and NVML of each visible card\n"
-    "  gpuprobe alloc SIZE... [--pitch|--managed|--async|--vmm|--legacy]\n"
+    "  gpuprobe alloc SIZE... [--pitch|--managed|--async|--vmm|--legacy|--array]\n"
     "           [--hold [TIME]] [--free-after TIME] [--touch]\n"
     "  gpuprobe fill [--step SIZE] [--least SIZE] [--hold [TIME]]   until it is refused\n"
     "  gpuprobe launch --count N --duration TIME [--streams N] [--blocks N]\n"

@@ -25,6 +25,7 @@ enum { PROBE_OK = 0, PROBE_REFUSED = 1, PROBE_USAGE = 2 };
   F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuDeviceGet) F(cuDeviceGetCount) F(cuDeviceGetName) F(cuDeviceGetUuid)               \
   F(cuDeviceTotalMem_v2) F(cuDeviceGetPCIBusId) F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease_v2) F(cuCtxSetCurrent)             \
   F(cuCtxSynchronize) F(cuMemGetInfo_v2) F(cuMemAlloc_v2) F(cuMemAlloc) F(cuMemAllocPitch_v2) F(cuMemAllocManaged) F(cuMemFree_v2)         \
+  F(cuArray3DCreate_v2) F(cuArrayDestroy)                                                                                                  \
   F(cuMemAllocAsync) F(cuMemFreeAsync) F(cuMemCreate) F(cuMemRelease) F(cuMemMap) F(cuMemUnmap) F(cuMemAddressReserve) F(cuMemAddressFree) \
   F(cuMemSetAccess) F(cuMemGetAllocationGranularity) F(cuMemsetD8_v2) F(cuMemcpyHtoD_v2) F(cuMemcpyDtoH_v2) F(cuModuleLoadData)            \
   F(cuModuleGetFunction) F(cuLaunchKernel) F(cuStreamCreate) F(cuStreamSynchronize) F(cuStreamDestroy_v2) F(cuEventCreate)                 \
