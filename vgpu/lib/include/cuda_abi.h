@@ -94,6 +94,11 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags);
 CUresult cuCtxDisablePeerAccess(CUcontext peer);
 
+/* green contexts, 12.4: parts of a primary one. resources is what cuDevResourceGenerateDesc gives. */
+CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags);
+CUresult cuGreenCtxDestroy(CUgreenCtx green);
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
+
 /* linear memory */
 CUresult cuMemGetInfo(unsigned int *freeBytes, unsigned int *totalBytes);
 CUresult cuMemGetInfo_v2(size_t *freeBytes, size_t *totalBytes);

@@ -308,6 +308,60 @@ void carve_primary_released(const struct carve_driver *d, struct carve_state *s,
     }
 }
 
+void carve_context_attached(struct carve_state *s, CUcontext handle) {
+    carve_lock(&s->contexts_lock);
+    struct carve_context *c = list_find(s, handle);
+    if (c != NULL) {
+        c->attached++;
+    }
+    carve_unlock(&s->contexts_lock);
+}
+
+bool carve_context_detach(struct carve_state *s, CUcontext handle) {
+    carve_lock(&s->contexts_lock);
+    struct carve_context *c = list_find(s, handle);
+    bool more = c != NULL && (c->primary || c->attached != 0);
+    if (more && c->attached != 0) {
+        c->attached--;
+    }
+    carve_unlock(&s->contexts_lock);
+    return more;
+}
+
+/* ---------------------------------------------------------------------------------------- green ones */
+
+void carve_green_named(struct carve_state *s, CUgreenCtx green, CUcontext handle, CUdevice device) {
+    carve_lock(&s->contexts_lock);
+    const struct carve_context *primary = list_find_primary(s, device);
+    if (primary != NULL && list_find(s, handle) == NULL) {
+        struct carve_context context = *primary;
+        context.handle = handle;
+        context.primary = false;
+        context.units = 0;
+        context.green = green;
+        (void)list_add(s, context);
+    }
+    carve_unlock(&s->contexts_lock);
+}
+
+void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgreenCtx green) {
+    CUdevice devices[CARVE_MAX_CARDS];
+    uint32_t count = 0;
+    carve_lock(&s->contexts_lock);
+    for (uint32_t i = 0; i < s->contexts_high; i++) {
+        struct carve_context *c = &s->contexts[i];
+        if (c->handle != NULL && c->green == green) {
+            list_remove(c);
+        } else if (c->handle != NULL && c->primary && count < CARVE_MAX_CARDS) {
+            devices[count++] = c->device;
+        }
+    }
+    carve_unlock(&s->contexts_lock);
+    for (uint32_t i = 0; i < count; i++) {
+        carve_primary_released(d, s, devices[i], false);
+    }
+}
+
 /* ---------------------------------------------------------------------------------------- following */
 
 void carve_contexts_follow_slow(struct carve_state *s) {
@@ -318,7 +372,7 @@ void carve_contexts_follow_slow(struct carve_state *s) {
     carve_lock(&s->contexts_lock);
     for (uint32_t i = 0; i < s->contexts_high; i++) {
         struct carve_context *c = &s->contexts[i];
-        if (c->handle == NULL || c->measured || bank.cards[c->card].context_bytes == 0) {
+        if (c->handle == NULL || c->measured || c->green != NULL || bank.cards[c->card].context_bytes == 0) {
             continue;
         }
         uint32_t units = expected_units(&bank, (unsigned)c->card);

@@ -65,6 +65,15 @@ void carve_context_closed(struct carve_state *s, const struct carve_context *clo
  * reset says that what was in it is gone in any case. */
 void carve_primary_released(const struct carve_driver *d, struct carve_state *s, CUdevice device, bool reset);
 
+/* One use more of a context, or one less; false where it was the last, or the context isn't on the list. */
+void carve_context_attached(struct carve_state *s, CUcontext handle);
+bool carve_context_detach(struct carve_state *s, CUcontext handle);
+
+/* A green context: part of the primary one, which lives as long, and may be charged by it for the first time. What is
+ * allocated in it is the primary one's. */
+void carve_green_named(struct carve_state *s, CUgreenCtx green, CUcontext handle, CUdevice device);
+void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgreenCtx green);
+
 /* Fits the charges of contexts to what the agent has learnt since. Cheap where nothing is new. */
 void carve_contexts_follow_slow(struct carve_state *s);
 

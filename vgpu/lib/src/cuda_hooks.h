@@ -106,6 +106,26 @@
       "give back all in it", "-", "pass") \
     X(cuCtxDestroy_v2, "4.0", (CUcontext context), \
       "give back all in it", "-", "pass") \
+    X(cuCtxAttach, "2.0", (CUcontext *context, unsigned int flags), \
+      "count the use", "-", "pass") \
+    X(cuCtxDetach, "2.0", (CUcontext context), \
+      "give back all in it with the last user", "-", "pass") \
+    X(cuGLCtxCreate, "2.0", (CUcontext *context, unsigned int flags, CUdevice device), \
+      "charge", "a context", "refuse") \
+    X(cuGLCtxCreate_v2, "3.2", (CUcontext *context, unsigned int flags, CUdevice device), \
+      "charge", "a context", "refuse") \
+    X(cuVDPAUCtxCreate, "3.1", \
+      (CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find), \
+      "charge", "a context", "refuse") \
+    X(cuVDPAUCtxCreate_v2, "3.2", \
+      (CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find), \
+      "charge", "a context", "refuse") \
+    X(cuGreenCtxCreate, "12.4", (CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags), \
+      "charge the primary context, once", "a context", "refuse") \
+    X(cuCtxFromGreenCtx, "12.4", (CUcontext *context, CUgreenCtx green), \
+      "follow whose memory is whose", "-", "pass") \
+    X(cuGreenCtxDestroy, "12.4", (CUgreenCtx green), \
+      "give back all in it with the last user", "-", "pass") \
     X(cuDevicePrimaryCtxRetain, "7.0", (CUcontext *context, CUdevice device), \
       "charge", "a context", "refuse") \
     X(cuDevicePrimaryCtxRelease, "7.0", (CUdevice device), \
@@ -145,6 +165,8 @@
     X(cuMipmappedArrayGetMemoryRequirements) \
     X(cuCtxGetCurrent)             \
     X(cuCtxGetDevice)              \
+    X(cuCtxPopCurrent_v2)          \
+    X(cuCtxPushCurrent_v2)         \
     X(cuDeviceGetUuid)             \
     X(cuDeviceGetUuid_v2)          \
     X(cuDeviceGetDefaultMemPool)   \

@@ -69,6 +69,116 @@ static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
     return result;
 }
 
+/* A use of a context that is known already. */
+CARVE_EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuCtxAttach == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUresult result = d->cuCtxAttach(context, flags);
+    struct carve_state *s = carve_state();
+    if (result == CUDA_SUCCESS && s != NULL && context != NULL) {
+        carve_context_attached(s, *context);
+    }
+    return result;
+}
+
+/* Destroys it with the last use. */
+CARVE_EXPORT CUresult cuCtxDetach(CUcontext context) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = carve_state();
+    if (d->cuCtxDetach == NULL || s == NULL || !carve_context_detach(s, context)) {
+        return destroy(d->cuCtxDetach, context);
+    }
+    CUresult result = d->cuCtxDetach(context);
+    if (result != CUDA_SUCCESS) {
+        carve_context_attached(s, context);
+    }
+    return result;
+}
+
+CARVE_EXPORT CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(cuGLCtxCreate, context, device, false, cuGLCtxCreate(context, flags, device));
+}
+
+CARVE_EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(cuGLCtxCreate_v2, context, device, false, cuGLCtxCreate_v2(context, flags, device));
+}
+
+CARVE_EXPORT CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find) {
+    CREATE(cuVDPAUCtxCreate, context, device, false, cuVDPAUCtxCreate(context, flags, device, vdpau, find));
+}
+
+CARVE_EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find) {
+    CREATE(cuVDPAUCtxCreate_v2, context, device, false, cuVDPAUCtxCreate_v2(context, flags, device, vdpau, find));
+}
+
+/* ---- green contexts ---- */
+
+CARVE_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = carve_state();
+    struct carve_opening opening;
+    CUcontext primary = NULL;
+    if (d->cuGreenCtxCreate == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (green == NULL || (s != NULL && carve_primary_known(s, device))) {
+        return d->cuGreenCtxCreate(green, resources, device, flags); /* part of what is charged already */
+    }
+    if (!carve_context_open(d, device, &opening)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = d->cuGreenCtxCreate(green, resources, device, flags);
+    if (result != CUDA_SUCCESS) {
+        carve_context_abort(&opening);
+        return result;
+    }
+    /* The primary context, which the driver made for it, by its name. */
+    if (d->cuDevicePrimaryCtxRetain != NULL && d->cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
+        carve_context_opened(&opening, primary, true);
+        (void)(d->cuDevicePrimaryCtxRelease_v2 != NULL ? d->cuDevicePrimaryCtxRelease_v2(device) : d->cuDevicePrimaryCtxRelease(device));
+    }
+    return result; /* without a name it stays charged until the process ends */
+}
+
+CARVE_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = carve_state();
+    CUcontext before = NULL;
+    CUdevice device = -1;
+    if (d->cuCtxFromGreenCtx == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUresult result = d->cuCtxFromGreenCtx(context, green);
+    if (result != CUDA_SUCCESS || s == NULL || d->cuCtxPushCurrent_v2 == NULL || d->cuCtxPopCurrent_v2 == NULL) {
+        return result;
+    }
+    /* Its device is told of the current one only. */
+    if (d->cuCtxPushCurrent_v2(*context) == CUDA_SUCCESS) {
+        bool told = d->cuCtxGetDevice != NULL && d->cuCtxGetDevice(&device) == CUDA_SUCCESS;
+        (void)d->cuCtxPopCurrent_v2(&before);
+        if (told) {
+            carve_green_named(s, green, *context, device);
+        }
+    }
+    return result;
+}
+
+CARVE_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuGreenCtxDestroy == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUresult result = d->cuGreenCtxDestroy(green);
+    struct carve_state *s = carve_state();
+    if (result == CUDA_SUCCESS && s != NULL && green != NULL) {
+        carve_green_gone(d, s, green);
+        carve_reserves_follow(d);
+    }
+    return result;
+}
+
 CARVE_EXPORT CUresult cuCtxDestroy(CUcontext context) { return destroy(carve_driver()->cuCtxDestroy, context); }
 
 CARVE_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) { return destroy(carve_driver()->cuCtxDestroy_v2, context); }

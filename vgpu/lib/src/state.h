@@ -50,7 +50,9 @@ struct carve_context {
     bool primary;
     bool measured;  /* units is what the driver took; else an estimate */
     CUdevice device;
-    uint32_t units; /* charged for it */
+    uint32_t units;    /* charged for it */
+    uint32_t attached; /* uses beyond the first, see cuCtxAttach */
+    CUgreenCtx green;  /* it is another name of a part of the primary one, which is charged; else NULL */
 };
 
 /* A block of device memory that is charged, by its address. */

@@ -395,6 +395,28 @@ SCENARIO(pools) {
     check(waitpid(pid, &status, 0) == pid && status == 0, "a forked child has no part in it");
 }
 
+SCENARIO(uses_of_contexts) {
+    fresh(1, 1000, CONTEXT_MIB);
+    struct api a = api_start("libcuda.so.1");
+    CUcontext first, again;
+    CUdeviceptr p;
+    CUgreenCtx green, other;
+    a.cuCtxGetCurrent(&first);
+    __typeof__(cuCtxDetach) *detach = (__typeof__(cuCtxDetach) *)dlsym(a.handle, "cuCtxDetach");
+    check(((__typeof__(cuCtxAttach) *)dlsym(a.handle, "cuCtxAttach"))(&again, 0) == CUDA_SUCCESS && again == first && a.cuMemAlloc_v2(&p, 10 * MIB) == CUDA_SUCCESS, "a context is used once more");
+    check(detach(first) == CUDA_SUCCESS && box_used(0) == (CONTEXT_MIB + 10) * MIB, "detached once, it stays");
+    check(detach(first) == CUDA_SUCCESS && box_used(0) == 0 && truth->used[0] == 0, "detached from its last use, it is gone, and what was in it");
+    check(detach(first) == CUDA_ERROR_INVALID_CONTEXT && box_used(0) == 0, "which can't be twice");
+    __typeof__(cuGreenCtxCreate) *create = (__typeof__(cuGreenCtxCreate) *)dlsym(a.handle, "cuGreenCtxCreate");
+    __typeof__(cuGreenCtxDestroy) *destroy = (__typeof__(cuGreenCtxDestroy) *)dlsym(a.handle, "cuGreenCtxDestroy");
+    __typeof__(cuCtxFromGreenCtx) *name = (__typeof__(cuCtxFromGreenCtx) *)dlsym(a.handle, "cuCtxFromGreenCtx");
+    check(create(&green, NULL, 0, 0) == CUDA_SUCCESS && box_used(0) == CONTEXT_MIB * MIB && create(&other, NULL, 0, 0) == CUDA_SUCCESS && box_used(0) == CONTEXT_MIB * MIB, "green contexts are charged as the primary one, once");
+    check(name(&again, green) == CUDA_SUCCESS && a.cuCtxSetCurrent(again) == CUDA_SUCCESS && a.cuMemAlloc_v2(&p, 10 * MIB) == CUDA_SUCCESS && info(&a).free == (1000 - CONTEXT_MIB - 10) * MIB, "in one of them memory is charged as ever");
+    check(a.cuMemAlloc_v2(&p, 1000 * MIB) == CUDA_ERROR_OUT_OF_MEMORY, "and refused");
+    check(destroy(green) == CUDA_SUCCESS && box_used(0) == (CONTEXT_MIB + 10) * MIB, "it goes, and the primary one stays with what was allocated");
+    check(destroy(other) == CUDA_SUCCESS && box_used(0) == 0 && truth->used[0] == 0, "the last one takes it all along");
+}
+
 /* A driver that can't be asked for the sizes of arrays. */
 SCENARIO(arrays) {
     fresh(1, CONTEXT_MIB + 100, CONTEXT_MIB);
@@ -595,7 +617,7 @@ int main(int argc, char **argv) {
         {"exact limit", exact_limit}, {"rounding", rounding}, {"pitch and managed", pitch_and_managed},
         {"the driver's answers", drivers_answers}, {"contexts", contexts}, {"context cost is learnt", context_cost_is_learnt},
         {"resize", resize}, {"cards by UUID", cards_by_uuid}, {"a card without a share", card_without_a_share},
-        {"limits damaged later", limits_damaged_later}, {"pools", pools}, {"arrays", arrays}, {"threads", threads}, {"forked children", forked_children},
+        {"limits damaged later", limits_damaged_later}, {"uses of contexts", uses_of_contexts}, {"pools", pools}, {"arrays", arrays}, {"threads", threads}, {"forked children", forked_children},
         {"waits for the agent", waits_for_the_agent}, {"who is gone", who_is_gone}, {"exec leaves its charge", exec_leaves_its_charge}, {"slots run out", slots_run_out},
         {"open with files", open_with_files},
     };

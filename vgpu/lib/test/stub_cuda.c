@@ -24,6 +24,7 @@ struct CUctx_st {
     bool live;
     bool primary;
     int users;
+    CUcontext stands_for; /* a green context's: the primary one */
 };
 
 static const uint64_t base = 0x700000000000u;
@@ -31,7 +32,7 @@ static struct stub_truth *truth;
 static CUdevice visible[STUB_DEVICES];
 static int device_count;
 static struct CUctx_st contexts[CONTEXTS];
-static __thread CUcontext current;
+static __thread CUcontext current, pushed;
 
 static uint32_t lock_word;
 static uint32_t next_page = 1;
@@ -272,6 +273,64 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
     return CUDA_SUCCESS;
 }
 
+CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
+    (void)flags;
+    if (current == NULL) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    current->users++;
+    *context = current;
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxDetach(CUcontext context) {
+    if (context == NULL || !context->live) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (--context->users == 0) {
+        drop(context);
+    }
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+    pushed = current;
+    current = context;
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent_v2(CUcontext *context) {
+    *context = current;
+    current = pushed;
+    return CUDA_SUCCESS;
+}
+
+/* A green context is a use of the primary one, and a name for it. */
+struct CUgreenCtx_st { struct CUctx_st name; };
+static struct CUgreenCtx_st green_ones[8];
+CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags) {
+    CUcontext primary;
+    (void)resources, (void)flags;
+    if (green == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    CUresult result = cuDevicePrimaryCtxRetain(&primary, device);
+    for (int i = 0; result == CUDA_SUCCESS && i < 8; i++) {
+        if (!green_ones[i].name.live) {
+            green_ones[i].name = (struct CUctx_st){.device = device, .live = true, .stands_for = primary};
+            *green = &green_ones[i];
+            return CUDA_SUCCESS;
+        }
+    }
+    return result;
+}
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {
+    *context = &green->name;
+    return CUDA_SUCCESS;
+}
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    green->name.live = false;
+    current = current == &green->name ? NULL : current;
+    return cuDevicePrimaryCtxRelease_v2(green->name.device);
+}
+
 /* ---- memory ---- */
 
 static bool unit_taken(const struct cut *c, uint32_t u) { return (c->taken[u / 64] >> (u % 64) & 1) != 0; }
@@ -320,7 +379,7 @@ static CUresult allocate(CUdeviceptr *out, uint64_t bytes, uint8_t kind) {
     if (current == NULL) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
-    unsigned index = (unsigned)(current - contexts);
+    unsigned index = (unsigned)((current->stands_for != NULL ? current->stands_for : current) - contexts);
     int card = visible[current->device];
     lock();
     if (kind == PIECES && bytes <= 1 << 20) {
@@ -464,6 +523,10 @@ struct entry { const char *name; const char *release; void *function; };
 #define ABSENT __attribute__((weak, visibility("hidden")))
 extern CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice) ABSENT;
 extern CUresult cuCtxSynchronize_v2(CUcontext) ABSENT;
+extern CUresult cuGLCtxCreate(CUcontext *, unsigned int, CUdevice) ABSENT;
+extern CUresult cuGLCtxCreate_v2(CUcontext *, unsigned int, CUdevice) ABSENT;
+extern CUresult cuVDPAUCtxCreate(CUcontext *, unsigned int, CUdevice, uint32_t, void *) ABSENT;
+extern CUresult cuVDPAUCtxCreate_v2(CUcontext *, unsigned int, CUdevice, uint32_t, void *) ABSENT;
 extern CUresult cuArrayCreate(CUarray *, const CUDA_ARRAY_DESCRIPTOR_v1 *) ABSENT;
 extern CUresult cuArray3DCreate(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR_v1 *) ABSENT;
 extern CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *) ABSENT;
