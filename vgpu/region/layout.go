@@ -55,6 +55,9 @@ const (
 	liveCalibrationAt      = 24
 
 	cardComputeFixed  = 1
+	cardManagedCount  = 2
+	cardManagedForbid = 4
+	cardOversell      = 8
 	limitsSelfVisible = 1
 
 	usageMagicAt     = 0
@@ -84,4 +87,6 @@ const (
 	lineRefusalsAt    = 40
 	lineLastRefusedAt = 48
 	linePeakAt        = 56
+	lineUnchargedAt   = 64
+	lineImportedAt    = 72
 )

@@ -24,7 +24,9 @@ func TestEveryNumberIsTheHeaders(t *testing.T) {
 		{"CARVE_UNIT_BYTES", UnitBytes}, {"CARVE_UNIT_SHIFT", unitShift},
 		{"CARVE_LIMITS_SIZE", LimitsBytes}, {"CARVE_USAGE_SIZE", UsageBytes},
 		{"CARVE_LIMITS_MAGIC", limitsMagic}, {"CARVE_USAGE_MAGIC", usageMagic},
-		{"CARVE_CARD_COMPUTE_FIXED", cardComputeFixed}, {"CARVE_LIMITS_SELF_VISIBLE", limitsSelfVisible},
+		{"CARVE_CARD_COMPUTE_FIXED", cardComputeFixed},
+		{"CARVE_CARD_MANAGED_COUNT", cardManagedCount}, {"CARVE_CARD_MANAGED_FORBID", cardManagedForbid},
+		{"CARVE_CARD_OVERSELL", cardOversell}, {"CARVE_LIMITS_SELF_VISIBLE", limitsSelfVisible},
 		{"CARVE_SLOT_FREE", uint64(SlotFree)}, {"CARVE_SLOT_CLAIMING", uint64(SlotClaiming)},
 		{"CARVE_SLOT_LIVE", uint64(SlotLive)}, {"CARVE_SLOT_DYING", uint64(SlotDying)},
 		{"CARVE_SLOT_DEAD", uint64(SlotDead)},
@@ -70,6 +72,7 @@ func TestEveryNumberIsTheHeaders(t *testing.T) {
 		at("carve_usage_line", "context_bytes", lineContextAt), at("carve_usage_line", "managed_bytes", lineManagedAt),
 		at("carve_usage_line", "allocations", lineAllocationsAt), at("carve_usage_line", "refusals", lineRefusalsAt),
 		at("carve_usage_line", "last_refused_bytes", lineLastRefusedAt), at("carve_usage_line", "peak_bytes", linePeakAt),
+		at("carve_usage_line", "uncharged_bytes", lineUnchargedAt), at("carve_usage_line", "imported_bytes", lineImportedAt),
 	}
 
 	var src strings.Builder

@@ -44,9 +44,26 @@ type Card struct {
 	ComputePPM uint32
 	// ComputeFixed makes ComputePPM a hard cap; otherwise it is a guarantee that may borrow.
 	ComputeFixed bool
+	// Managed says what becomes of managed memory.
+	Managed ManagedPolicy
+	// Oversell lets a program have more than LimitBytes by cuMemAlloc: as managed memory, which the
+	// driver keeps on the host where the card has no room. It is counted, not charged.
+	Oversell bool
 	// Priority is the class of the container on the card, 0 the highest.
 	Priority uint32
 }
+
+// ManagedPolicy is what becomes of a program's managed memory.
+type ManagedPolicy uint8
+
+const (
+	// ManagedCharge charges it in full, since all of it can be on the card at once.
+	ManagedCharge ManagedPolicy = iota
+	// ManagedCount counts it and charges nothing.
+	ManagedCount
+	// ManagedForbid refuses it.
+	ManagedForbid
+)
 
 // Live are the words of one card that the agent stores while the container runs.
 type Live struct {
@@ -77,6 +94,9 @@ func (l Limits) Validate() error {
 		seen[c.UUID] = i
 		if c.ComputePPM > 1_000_000 {
 			return fmt.Errorf("limits: card %s: compute %d ppm: want at most 1000000", c.UUID, c.ComputePPM)
+		}
+		if c.Managed > ManagedForbid {
+			return fmt.Errorf("limits: card %s: managed memory policy %d: want 0 to %d", c.UUID, c.Managed, ManagedForbid)
 		}
 	}
 	return nil
@@ -152,12 +172,38 @@ func putBank(bank []byte, generation uint64, l Limits) {
 		le.PutUint64(card[cardLimitAt:], c.LimitBytes)
 		le.PutUint64(card[cardContextAt:], c.ContextBytes)
 		le.PutUint32(card[cardComputePPMAt:], c.ComputePPM)
-		if c.ComputeFixed {
-			le.PutUint32(card[cardFlagsAt:], cardComputeFixed)
-		}
+		le.PutUint32(card[cardFlagsAt:], cardFlags(c))
 		le.PutUint32(card[cardPriorityAt:], c.Priority)
 	}
 	le.PutUint64(bank[bankChecksumAt:], bankChecksum(bank))
+}
+
+func cardFlags(c Card) uint32 {
+	var flags uint32
+	if c.ComputeFixed {
+		flags |= cardComputeFixed
+	}
+	switch c.Managed {
+	case ManagedCount:
+		flags |= cardManagedCount
+	case ManagedForbid:
+		flags |= cardManagedForbid
+	}
+	if c.Oversell {
+		flags |= cardOversell
+	}
+	return flags
+}
+
+// managedPolicy takes both flags for the stricter one.
+func managedPolicy(flags uint32) ManagedPolicy {
+	switch {
+	case flags&cardManagedForbid != 0:
+		return ManagedForbid
+	case flags&cardManagedCount != 0:
+		return ManagedCount
+	}
+	return ManagedCharge
 }
 
 // bankChecksum takes the checksum field as zero.
@@ -200,12 +246,15 @@ func decodeLimits(file []byte) (Limits, error) {
 	l.SelfVisible = le.Uint32(bank[bankFlagsAt:])&limitsSelfVisible != 0
 	for i := range int(count) {
 		card := bank[bankCardsAt+i*cardBytes:][:cardBytes]
+		flags := le.Uint32(card[cardFlagsAt:])
 		l.Cards = append(l.Cards, Card{
 			UUID:         UUID(card[cardUUIDAt : cardUUIDAt+16]),
 			LimitBytes:   le.Uint64(card[cardLimitAt:]),
 			ContextBytes: le.Uint64(card[cardContextAt:]),
 			ComputePPM:   le.Uint32(card[cardComputePPMAt:]),
-			ComputeFixed: le.Uint32(card[cardFlagsAt:])&cardComputeFixed != 0,
+			ComputeFixed: flags&cardComputeFixed != 0,
+			Managed:      managedPolicy(flags),
+			Oversell:     flags&cardOversell != 0,
 			Priority:     le.Uint32(card[cardPriorityAt:]),
 		})
 		live := file[limitsLiveAt+i*liveBytes:][:liveBytes]

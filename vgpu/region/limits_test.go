@@ -26,7 +26,7 @@ func twoCards() Limits {
 		SelfVisible: true,
 		Cards: []Card{
 			{UUID: testUUID(1), LimitBytes: 8000 * mib, ContextBytes: 400 * mib, ComputePPM: 300_000, Priority: 1},
-			{UUID: testUUID(2), LimitBytes: 16000 * mib, ComputeFixed: true},
+			{UUID: testUUID(2), LimitBytes: 16000 * mib, ComputeFixed: true, Managed: ManagedCount, Oversell: true},
 		},
 		Live: make([]Live, 2),
 	}

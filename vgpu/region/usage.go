@@ -113,6 +113,10 @@ type CardUsage struct {
 	LastRefusedBytes uint64
 	// PeakBytes is the largest UsedBytes since the slot was taken.
 	PeakBytes uint64
+	// UnchargedBytes is managed memory that the card's policy leaves uncharged. Part of it may be on the card.
+	UnchargedBytes uint64
+	// ImportedBytes is memory of other processes that is open in this one; they are charged for it.
+	ImportedBytes uint64
 }
 
 // Charged says whether the slot holds a charge on any card.
@@ -138,6 +142,8 @@ func (u Usage) Total(card int) CardUsage {
 		t.PendingBytes += c.PendingBytes
 		t.ContextBytes += c.ContextBytes
 		t.ManagedBytes += c.ManagedBytes
+		t.UnchargedBytes = addSaturating(t.UnchargedBytes, c.UnchargedBytes)
+		t.ImportedBytes = addSaturating(t.ImportedBytes, c.ImportedBytes)
 		t.Allocations = addSaturating(t.Allocations, c.Allocations)
 		t.Refusals = addSaturating(t.Refusals, c.Refusals)
 	}
@@ -252,6 +258,8 @@ func decodeLine(b []byte) CardUsage {
 		Refusals:         le.Uint64(b[lineRefusalsAt:]),
 		LastRefusedBytes: le.Uint64(b[lineLastRefusedAt:]),
 		PeakBytes:        le.Uint64(b[linePeakAt:]),
+		UnchargedBytes:   le.Uint64(b[lineUnchargedAt:]),
+		ImportedBytes:    le.Uint64(b[lineImportedAt:]),
 	}
 	c.ContextBytes = min(c.ContextBytes, c.UsedBytes)
 	c.ManagedBytes = min(c.ManagedBytes, c.UsedBytes-c.ContextBytes)

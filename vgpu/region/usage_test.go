@@ -63,6 +63,8 @@ func writeSlot(t *testing.T, path string, s Slot) {
 		le.PutUint64(b[lineRefusalsAt:], u.Refusals)
 		le.PutUint64(b[lineLastRefusedAt:], u.LastRefusedBytes)
 		le.PutUint64(b[linePeakAt:], u.PeakBytes)
+		le.PutUint64(b[lineUnchargedAt:], u.UnchargedBytes)
+		le.PutUint64(b[lineImportedAt:], u.ImportedBytes)
 		if _, err := f.WriteAt(b, int64(usageLines+c*usageColumnBytes+s.Index*lineBytes)); err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +76,8 @@ func testSlot(index int, pid uint32) Slot {
 		Index: index, State: SlotLive, PID: pid, StartTicks: 1000 + uint64(pid), PIDNamespace: 4026531836, Image: 99, LibraryABI: ABI,
 		Cards: []CardUsage{
 			{UsedBytes: 1000 * mib, PendingBytes: 512, ContextBytes: 400 * mib, ManagedBytes: 2 * mib, Sequence: 8,
-				Allocations: 3, Refusals: 2, LastRefusedBytes: 9000 * mib, PeakBytes: 1200 * mib},
+				Allocations: 3, Refusals: 2, LastRefusedBytes: 9000 * mib, PeakBytes: 1200 * mib,
+				UnchargedBytes: 50 * mib, ImportedBytes: 60 * mib},
 			{UsedBytes: 7 * mib, Sequence: 2, Allocations: 1, PeakBytes: 7 * mib},
 		},
 	}

@@ -41,7 +41,12 @@
 #define CARVE_LIMITS_SIZE 4096u
 
 /* carve_limits_card.flags */
-#define CARVE_CARD_COMPUTE_FIXED 0x1u /* compute_ppm is a hard cap; clear: a guarantee that may borrow */
+#define CARVE_CARD_COMPUTE_FIXED 0x1u  /* compute_ppm is a hard cap; clear: a guarantee that may borrow */
+/* Managed memory: charged in full where neither is set. */
+#define CARVE_CARD_MANAGED_COUNT 0x2u  /* counted in uncharged_bytes and not charged */
+#define CARVE_CARD_MANAGED_FORBID 0x4u /* refused */
+/* What cuMemAlloc is asked for beyond the limit becomes managed memory, counted in uncharged_bytes. */
+#define CARVE_CARD_OVERSELL 0x8u
 
 /* carve_limits_bank.flags */
 /* NVML inside this container lists the container's own processes under their own pids, so that a process
@@ -143,7 +148,9 @@ struct carve_usage_line {
     uint64_t refusals;           /* requests refused since the slot was taken */
     uint64_t last_refused_bytes; /* size of the latest of them */
     uint64_t peak_bytes;         /* largest charge since the slot was taken */
-    uint64_t reserved[8];
+    uint64_t uncharged_bytes;    /* managed memory that policy leaves uncharged: see CARVE_CARD_MANAGED_COUNT, _OVERSELL */
+    uint64_t imported_bytes;     /* memory of others that is open here; its owner is charged */
+    uint64_t reserved[6];
 };
 
 struct carve_usage {
@@ -212,6 +219,8 @@ CARVE_AT(carve_usage_line, allocations, 32);
 CARVE_AT(carve_usage_line, refusals, 40);
 CARVE_AT(carve_usage_line, last_refused_bytes, 48);
 CARVE_AT(carve_usage_line, peak_bytes, 56);
+CARVE_AT(carve_usage_line, uncharged_bytes, 64);
+CARVE_AT(carve_usage_line, imported_bytes, 72);
 
 _Static_assert(sizeof(struct carve_usage) == CARVE_USAGE_SIZE, "the usage file's size");
 CARVE_AT(carve_usage, abi, 8);

@@ -238,7 +238,7 @@ void carve_block_gone(struct carve_state *s, const struct carve_pointer *block, 
         carve_release_page(s, block->card);
     } else if (block->kind == CARVE_KIND_ARRAY) {
         carve_array_give(s, block);
-    } else if (block->kind != CARVE_KIND_PIECE) {
+    } else if (block->kind != CARVE_KIND_PIECE && block->kind < CARVE_KIND_COUNTED) {
         carve_release(s, block->card, block->units);
     }
 }

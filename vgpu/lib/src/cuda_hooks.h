@@ -24,7 +24,7 @@
     X(cuMemAllocPitch_v2, "3.2", (CUdeviceptr *pointer, size_t *pitch, size_t widthBytes, size_t height, unsigned int elementBytes), \
       "charge", "the same, of the real pitch", "refuse") \
     X(cuMemAllocManaged, "6.0", (CUdeviceptr *pointer, size_t bytes, unsigned int flags), \
-      "charge", "pages", "refuse") \
+      "charge, or count, or refuse, by policy", "pages", "refuse") \
     X(cuMemFree, "2.0", (CUdeviceptr_v1 pointer), \
       "give back", "-", "pass") \
     X(cuMemFree_v2, "3.2", (CUdeviceptr pointer), \

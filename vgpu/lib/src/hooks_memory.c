@@ -9,7 +9,8 @@
 struct call {
     CUresult (*make)(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch);
     CUresult (*give_back)(const struct carve_driver *d, uint64_t address);
-    uint8_t kind;   /* CARVE_KIND_MANAGED, or CARVE_KIND_WHOLE which may become a piece */
+    uint8_t kind;   /* CARVE_KIND_MANAGED or _COUNTED, or CARVE_KIND_WHOLE which may become a piece */
+    bool may_be_managed; /* beyond the limit it may become managed memory, where the share allows that */
     uint64_t bytes; /* for pitched memory what is expected */
     uint64_t width, height;
     unsigned int element, flags;
@@ -20,6 +21,7 @@ struct request {
     struct carve_state *s;
     struct carve_pointer block; /* all but the address */
     uint32_t charged;
+    bool may_be_managed, beyond; /* the latter: it doesn't fit, and is to become managed memory */
     bool serial; /* the account's slow lock is held: no other thread counts on the same hole */
 };
 
@@ -29,7 +31,7 @@ enum begun { BEGUN, PASS, REFUSED };
 static inline enum begun begin(const struct carve_driver *d, struct request *r) {
     r->s = carve_state();
     r->charged = 0;
-    r->serial = false;
+    r->serial = r->beyond = false;
     if (CARVE_UNLIKELY(r->s == NULL)) {
         return REFUSED;
     }
@@ -68,6 +70,11 @@ static inline void cancel(struct request *r) {
  * unless sure. */
 static inline bool charge(const struct carve_driver *d, struct request *r, uint8_t kind, uint64_t bytes, bool sure) {
     r->block.kind = kind;
+    if (CARVE_UNLIKELY(kind == CARVE_KIND_COUNTED)) {
+        r->block.units = carve_page_units(bytes);
+        r->charged = 0;
+        return carve_slot(r->s);
+    }
     if (kind == CARVE_KIND_WHOLE && bytes <= CARVE_PIECE_MAX_BYTES) {
         r->block.kind = CARVE_KIND_PIECE;
         r->block.units = carve_units_up(bytes);
@@ -88,11 +95,15 @@ static inline bool charge(const struct carve_driver *d, struct request *r, uint8
         r->block.units = carve_page_units(bytes);
         r->charged = r->block.units;
     }
-    if (CARVE_UNLIKELY(!carve_obtain(d, r->s, r->block.card, r->charged, bytes))) {
-        r->charged = 0;
-        return false;
+    if (CARVE_LIKELY(carve_try(r->s, r->block.card, r->charged))) {
+        return true;
     }
-    return true;
+    r->beyond = r->may_be_managed && (carve_card_flags(r->s, r->block.card) & CARVE_CARD_OVERSELL) != 0;
+    if (carve_obtain_slowly(d, r->s, r->block.card, r->charged, bytes, !r->beyond)) {
+        return true;
+    }
+    r->charged = 0;
+    return false;
 }
 
 /* Fits the charge to what the driver made of a pitched request; false where the larger size doesn't fit. */
@@ -153,6 +164,27 @@ static uint64_t pitched_bytes(uint64_t pitch, uint64_t height) {
     return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : bytes;
 }
 
+static CUresult free_v2(const struct carve_driver *d, uint64_t address);
+static CUresult make_managed(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch);
+
+/* A block that doesn't fit, in a share that may be oversold: managed memory, which is counted. */
+static CUresult beyond(const struct carve_driver *d, struct request *r, uint64_t bytes, uint64_t *address) {
+    const struct call call = {.make = make_managed, .give_back = free_v2, .bytes = bytes, .flags = CU_MEM_ATTACH_GLOBAL};
+    uint64_t made = 0, pitch;
+    if (d->cuMemAllocManaged == NULL || !charge(d, r, CARVE_KIND_COUNTED, bytes, true)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = make_managed(d, &call, &made, &pitch);
+    if (result != CUDA_SUCCESS) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (keep(d, &call, r, made) != KEPT) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *address = made;
+    return CUDA_SUCCESS;
+}
+
 /* The frame of all hooks that allocate. PASS means that the driver is to be asked as it is. */
 static inline CUresult allocate(const struct carve_driver *d, const struct call *call, uint64_t *address, uint64_t *pitch) {
     struct request r;
@@ -163,10 +195,11 @@ static inline CUresult allocate(const struct carve_driver *d, const struct call 
     if (CARVE_UNLIKELY(begun == REFUSED)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    r.may_be_managed = call->may_be_managed;
     for (bool sure = false;; sure = true) {
         uint64_t made = 0, real_pitch = 0;
         if (CARVE_UNLIKELY(!charge(d, &r, call->kind, call->bytes, sure))) {
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return r.beyond ? beyond(d, &r, call->bytes, address) : CUDA_ERROR_OUT_OF_MEMORY;
         }
         CARVE_STEP("alloc-charged");
         CUresult result = call->make(d, call, &made, &real_pitch);
@@ -258,7 +291,7 @@ CARVE_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     if (CARVE_UNLIKELY(pointer == NULL || bytes == 0)) {
         return d->cuMemAlloc_v2(pointer, bytes);
     }
-    const struct call call = {.make = make_v2, .give_back = free_v2, .kind = CARVE_KIND_WHOLE, .bytes = bytes};
+    const struct call call = {.make = make_v2, .give_back = free_v2, .kind = CARVE_KIND_WHOLE, .may_be_managed = true, .bytes = bytes};
     uint64_t address, pitch;
     CUresult result = allocate(d, &call, &address, &pitch);
     if (CARVE_LIKELY(result == CUDA_SUCCESS)) {
@@ -330,7 +363,8 @@ CARVE_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pit
     return result;
 }
 
-/* Charged in full though the driver may keep part of it on the host: all of it can be on the card at once. */
+/* Charged in full though the driver may keep part of it on the host: all of it can be on the card at once. Unless the
+ * share's policy is another one. */
 CARVE_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
     const struct carve_driver *d = carve_driver();
     if (d->cuMemAllocManaged == NULL) {
@@ -339,7 +373,17 @@ CARVE_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsi
     if (pointer == NULL || bytes == 0) {
         return d->cuMemAllocManaged(pointer, bytes, flags);
     }
-    const struct call call = {.make = make_managed, .give_back = free_v2, .kind = CARVE_KIND_MANAGED, .bytes = bytes, .flags = flags};
+    uint8_t kind = CARVE_KIND_MANAGED;
+    struct carve_state *s = carve_state();
+    struct carve_place place;
+    if (s != NULL && carve_current(d, s, &place) == CARVE_HERE) {
+        uint32_t policy = carve_card_flags(s, place.card);
+        if ((policy & CARVE_CARD_MANAGED_FORBID) != 0) {
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        kind = (policy & CARVE_CARD_MANAGED_COUNT) != 0 ? CARVE_KIND_COUNTED : CARVE_KIND_MANAGED;
+    }
+    const struct call call = {.make = make_managed, .give_back = free_v2, .kind = kind, .bytes = bytes, .flags = flags};
     uint64_t address, pitch;
     CUresult result = allocate(d, &call, &address, &pitch);
     if (result == CUDA_SUCCESS) {

@@ -28,6 +28,11 @@ uint32_t carve_limit(struct carve_state *s, unsigned card) {
     return 0;
 }
 
+uint32_t carve_card_flags(struct carve_state *s, unsigned card) {
+    struct carve_limits_bank bank;
+    return carve_limits_take(s->limits, &bank) && card < bank.card_count ? bank.cards[card].flags : 0;
+}
+
 bool carve_limits_readable(struct carve_state *s) {
     struct carve_limits_bank bank;
     return carve_limits_take(s->limits, &bank);

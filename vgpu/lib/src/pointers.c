@@ -113,9 +113,15 @@ static inline void count_block(struct carve_state *s, const struct carve_pointer
     struct carve_usage_line *line = &s->usage->lines[block->card][s->slot];
     t->blocks[block->card] += (uint64_t)(int64_t)more;
     __atomic_store_n(&line->allocations, t->blocks[block->card], __ATOMIC_RELAXED);
-    if (CARVE_UNLIKELY(block->kind == CARVE_KIND_MANAGED)) {
-        t->managed_units[block->card] += (uint64_t)((int64_t)block->units * more);
-        __atomic_store_n(&line->managed_bytes, carve_units_bytes(t->managed_units[block->card]), __ATOMIC_RELAXED);
+    if (CARVE_UNLIKELY(block->kind == CARVE_KIND_MANAGED || block->kind >= CARVE_KIND_COUNTED)) {
+        uint64_t *sum = block->kind == CARVE_KIND_MANAGED   ? &t->managed_units[block->card]
+                        : block->kind == CARVE_KIND_COUNTED ? &t->uncharged_units[block->card]
+                                                            : &t->imported_units[block->card];
+        uint64_t *shown = block->kind == CARVE_KIND_MANAGED   ? &line->managed_bytes
+                          : block->kind == CARVE_KIND_COUNTED ? &line->uncharged_bytes
+                                                              : &line->imported_bytes;
+        *sum += (uint64_t)((int64_t)block->units * more);
+        __atomic_store_n(shown, carve_units_bytes(*sum), __ATOMIC_RELAXED);
     }
 }
 
@@ -216,6 +222,37 @@ bool carve_pointers_restore(struct carve_state *s, const struct carve_pointer *b
     }
     carve_unlock(&t->lock);
     return room;
+}
+
+void carve_pointers_import(struct carve_state *s, const struct carve_pointer *block) {
+    struct carve_pointers *t = &s->pointers;
+    carve_lock(&t->lock);
+    if (block->address >> CARVE_UNIT_SHIFT != 0 && carve_slot(s) && make_room(t, false)) {
+        struct carve_pointer *place = &t->places[find_block(t, block->address)];
+        if (place->address == 0) {
+            *place = *block;
+            place->place = 1;
+            t->count++;
+            count_block(s, place, 1);
+        } else if (place->kind == CARVE_KIND_IMPORTED) {
+            place->place++;
+        }
+    }
+    carve_unlock(&t->lock);
+}
+
+void carve_pointers_export(struct carve_state *s, uint64_t address) {
+    struct carve_pointers *t = &s->pointers;
+    carve_lock(&t->lock);
+    if (t->count != 0 && address != 0) {
+        uint32_t i = find_block(t, address);
+        struct carve_pointer *place = &t->places[i];
+        if (place->address != 0 && place->kind == CARVE_KIND_IMPORTED && --place->place == 0) {
+            count_block(s, place, -1);
+            remove_block(t, i);
+        }
+    }
+    carve_unlock(&t->lock);
 }
 
 bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,

@@ -16,6 +16,8 @@ enum {
     CARVE_KIND_PIECE = 1,   /* part of a page */
     CARVE_KIND_MANAGED = 2, /* pages that the driver may move between host and card */
     CARVE_KIND_ARRAY = 3,   /* a small array: part of a page whose address isn't shown */
+    CARVE_KIND_COUNTED = 4, /* managed memory that is counted and not charged */
+    CARVE_KIND_IMPORTED = 5, /* of another process, or from elsewhere: counted apart; its place is how often it is open */
 };
 
 /* What has a handle and no address is known by this, which no address of device memory is. */
@@ -45,6 +47,10 @@ bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_p
 bool carve_pointers_gone(struct carve_state *s, const struct carve_pointer *block);
 /* It wasn't freed. False where there is no memory to remember it. */
 bool carve_pointers_restore(struct carve_state *s, const struct carve_pointer *block);
+
+/* Memory of another process was opened, perhaps once more; or closed, perhaps for the last time. */
+void carve_pointers_import(struct carve_state *s, const struct carve_pointer *block);
+void carve_pointers_export(struct carve_state *s, uint64_t address);
 
 /* Forgets a block of that context and gives it; false where none is left. *cursor starts at 0. */
 bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,

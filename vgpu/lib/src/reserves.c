@@ -127,7 +127,7 @@ static void make_room(const struct carve_driver *d, struct carve_state *s, unsig
     }
 }
 
-bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes) {
+bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes, bool patient) {
     if (carve_reserves_any(s)) {
         carve_lock(&s->reserves.lock);
         settle_card(d, s, (int)card);
@@ -141,7 +141,7 @@ bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, un
             return true;
         }
     }
-    return carve_admit(s, card, units, asked_bytes);
+    return patient && carve_admit(s, card, units, asked_bytes);
 }
 
 /* ---- growing ---- */

@@ -32,11 +32,12 @@ static inline void carve_reserves_follow(const struct carve_driver *d) {
 }
 
 /* Charges units on a card as carve_admit does. What doesn't fit is weighed again after reserves of the card were
- * trimmed, as the driver does it before it refuses. */
-bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes);
+ * trimmed, as the driver does it before it refuses. Without patience no other process is waited for, and no refusal
+ * counted. */
+bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes, bool patient);
 
 static inline bool carve_obtain(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes) {
-    return CARVE_LIKELY(carve_try(s, card, units)) || carve_obtain_slowly(d, s, card, units, asked_bytes);
+    return CARVE_LIKELY(carve_try(s, card, units)) || carve_obtain_slowly(d, s, card, units, asked_bytes, true);
 }
 
 /* A call that may let a reserve grow. */

@@ -85,6 +85,8 @@ struct carve_pointers {
     struct carve_page *pages;
     uint64_t blocks[CARVE_MAX_CARDS];        /* live ones */
     uint64_t managed_units[CARVE_MAX_CARDS]; /* sum of the managed ones */
+    uint64_t uncharged_units[CARVE_MAX_CARDS];
+    uint64_t imported_units[CARVE_MAX_CARDS];
 };
 
 /* Physical memory that the program maps itself: see virtual.c. */

@@ -110,6 +110,12 @@ void box_flags(uint32_t flags) {
     put_in_force(bank);
 }
 
+void box_card_flags(unsigned card, uint32_t flags) {
+    struct carve_limits_bank *bank = next_bank();
+    bank->cards[card].flags = flags;
+    put_in_force(bank);
+}
+
 void box_residual(unsigned card, uint64_t bytes) {
     __atomic_store_n(&limits->live[card].residual_bytes, bytes, __ATOMIC_SEQ_CST);
 }

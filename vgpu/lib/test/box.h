@@ -21,6 +21,7 @@ void box_uuid(unsigned card, uint8_t uuid[16]);
 void box_limit(unsigned card, uint64_t bytes);
 void box_context(unsigned card, uint64_t bytes);
 void box_flags(uint32_t flags);
+void box_card_flags(unsigned card, uint32_t flags);
 void box_residual(unsigned card, uint64_t bytes);
 /* The files as they are now. */
 struct carve_limits *box_limits(void);

@@ -395,6 +395,35 @@ SCENARIO(pools) {
     check(waitpid(pid, &status, 0) == pid && status == 0, "a forked child has no part in it");
 }
 
+SCENARIO(managed_by_policy) {
+    fresh(1, 1000, CONTEXT_MIB);
+    struct api a = api_start("libcuda.so.1");
+    struct carve_usage_line *line = &box_usage()->lines[0][0];
+    CUdeviceptr p, q = 5;
+    uint64_t bare = box_used(0);
+    box_card_flags(0, CARVE_CARD_MANAGED_FORBID | CARVE_CARD_MANAGED_COUNT);
+    check(a.cuMemAllocManaged(&q, MIB, 1) == CUDA_ERROR_NOT_SUPPORTED && q == 5, "where it is forbidden there is no managed memory");
+    box_card_flags(0, CARVE_CARD_MANAGED_COUNT);
+    check(a.cuMemAllocManaged(&p, 5000 * MIB, 1) == CUDA_SUCCESS && box_used(0) == bare && line->uncharged_bytes == 5000 * MIB && line->managed_bytes == 0, "where it is counted it may be larger than the share, and shows");
+    check(a.cuMemFree_v2(p) == CUDA_SUCCESS && box_used(0) == bare && line->uncharged_bytes == 0 && line->allocations == 0, "until it is freed");
+    check(a.cuMemAlloc_v2(&q, 5000 * MIB) == CUDA_ERROR_OUT_OF_MEMORY && q == 5, "other memory is refused as ever");
+    uint64_t refusals = line->refusals;
+    box_card_flags(0, CARVE_CARD_OVERSELL);
+    check(a.cuMemAlloc_v2(&p, 100 * MIB) == CUDA_SUCCESS && box_used(0) == bare + 100 * MIB && line->uncharged_bytes == 0, "in a share that may be oversold, what fits is charged");
+    check(a.cuMemAlloc_v2(&q, 5000 * MIB) == CUDA_SUCCESS && box_used(0) == bare + 100 * MIB && line->uncharged_bytes == 5000 * MIB && truth->used[0] == box_used(0), "and what doesn't is managed memory, which shows");
+    check(line->refusals == refusals, "which is no refusal");
+    check(a.cuMemFree_v2(q) == CUDA_SUCCESS && a.cuMemFree_v2(p) == CUDA_SUCCESS && box_used(0) == bare && line->uncharged_bytes == 0, "freed, all is back");
+    check(a.cuMemAlloc_v2(&p, info(&a).free) == CUDA_SUCCESS && a.cuMemAlloc_v2(&q, 1) == CUDA_SUCCESS && line->uncharged_bytes == 2 * MIB, "so it is with a byte beyond a full share");
+    a.cuMemFree_v2(q);
+    box_limits()->generation += 2;
+    q = 5;
+    check(a.cuMemAlloc_v2(&q, MIB) == CUDA_ERROR_OUT_OF_MEMORY && q == 5, "without limits nothing is oversold");
+    box_limits()->generation -= 2;
+    CUcontext c;
+    a.cuCtxGetCurrent(&c);
+    check(a.cuMemAlloc_v2(&q, 500 * MIB) == CUDA_SUCCESS && a.cuCtxDestroy_v2(c) == CUDA_SUCCESS && box_used(0) == 0 && line->uncharged_bytes == 0, "it goes with its context");
+}
+
 SCENARIO(uses_of_contexts) {
     fresh(1, 1000, CONTEXT_MIB);
     struct api a = api_start("libcuda.so.1");
@@ -617,7 +646,7 @@ int main(int argc, char **argv) {
         {"exact limit", exact_limit}, {"rounding", rounding}, {"pitch and managed", pitch_and_managed},
         {"the driver's answers", drivers_answers}, {"contexts", contexts}, {"context cost is learnt", context_cost_is_learnt},
         {"resize", resize}, {"cards by UUID", cards_by_uuid}, {"a card without a share", card_without_a_share},
-        {"limits damaged later", limits_damaged_later}, {"uses of contexts", uses_of_contexts}, {"pools", pools}, {"arrays", arrays}, {"threads", threads}, {"forked children", forked_children},
+        {"limits damaged later", limits_damaged_later}, {"managed by policy", managed_by_policy}, {"uses of contexts", uses_of_contexts}, {"pools", pools}, {"arrays", arrays}, {"threads", threads}, {"forked children", forked_children},
         {"waits for the agent", waits_for_the_agent}, {"who is gone", who_is_gone}, {"exec leaves its charge", exec_leaves_its_charge}, {"slots run out", slots_run_out},
         {"open with files", open_with_files},
     };
