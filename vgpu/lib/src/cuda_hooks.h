@@ -93,6 +93,22 @@
     X(cuMipmappedArrayDestroy, "5.0", (CUmipmappedArray array), \
       "give back", "-", "pass")
 
+#define CARVE_HOOKS_SHARED(X) \
+    X(cuIpcOpenMemHandle, "4.1", (CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags), \
+      "list; whoever made it is charged", "-", "pass") \
+    X(cuIpcOpenMemHandle_v2, "11.0", (CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags), \
+      "list; whoever made it is charged", "-", "pass") \
+    X(cuIpcCloseMemHandle, "4.1", (CUdeviceptr pointer), \
+      "take off the list", "-", "pass") \
+    X(cuMemPoolImportPointer, "11.2", (CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data), \
+      "list; whoever made it is charged", "-", "pass") \
+    X(cuMemImportFromShareableHandle, "10.2", (CUmemGenericAllocationHandle *handle, void *shared, int type), \
+      "list; whoever made it is charged", "-", "pass") \
+    X(cuImportExternalMemory, "10.0", (CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description), \
+      "list; whoever made it is charged", "-", "pass") \
+    X(cuDestroyExternalMemory, "10.0", (CUexternalMemory memory), \
+      "take off the list", "-", "pass")
+
 #define CARVE_HOOKS_CONTEXT(X) \
     X(cuCtxCreate, "2.0", (CUcontext *context, unsigned int flags, CUdevice device), \
       "charge", "a context", "refuse") \
@@ -156,6 +172,7 @@
     CARVE_HOOKS_VIRTUAL(X)  \
     CARVE_HOOKS_POOL(X)     \
     CARVE_HOOKS_ARRAY(X)    \
+    CARVE_HOOKS_SHARED(X)   \
     CARVE_HOOKS_CONTEXT(X)  \
     CARVE_HOOKS_QUERY(X)
 
@@ -172,6 +189,8 @@
     X(cuDeviceGetDefaultMemPool)   \
     X(cuDeviceGetMemPool)          \
     X(cuDevicePrimaryCtxGetState)  \
+    X(cuMemGetAddressRange_v2)     \
+    X(cuMemGetAllocationPropertiesFromHandle) \
     X(cuMemPoolGetAttribute)       \
     X(cuStreamGetCtx)              \
     X(cuStreamGetCtx_ptsz)         \

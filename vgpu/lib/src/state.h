@@ -95,6 +95,7 @@ struct carve_block {
     uint32_t references; /* handles and mappings */
     uint32_t next_free;
     uint8_t card;
+    bool imported; /* others made it; units are 0 */
 };
 
 enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2 };

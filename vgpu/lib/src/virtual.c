@@ -204,6 +204,37 @@ struct carve_gone carve_virtual_release(struct carve_state *s, uint64_t handle) 
     return gone;
 }
 
+void carve_virtual_imported(struct carve_state *s, uint64_t handle, unsigned card) {
+    if (!carve_slot(s)) {
+        return;
+    }
+    carve_lock(&s->pointers.lock);
+    struct carve_link *link = known(&s->virtual, handle, CARVE_LINK_HANDLE);
+    if (link != NULL) {
+        link->uses++;
+    } else if (create(s, handle, card, 0)) {
+        block_at(s, known(&s->virtual, handle, CARVE_LINK_HANDLE)->block)->imported = true;
+    }
+    carve_unlock(&s->pointers.lock);
+}
+
+/* What is mapped of memory that others made is listed: its size shows nowhere else. */
+static void list_mapping(struct carve_state *s, uint32_t block, uint64_t bytes, int more) {
+    const struct carve_block *b = block_at(s, block);
+    if (b->imported) {
+        uint64_t *sum = &s->pointers.imported_units[b->card];
+        *sum += (uint64_t)((int64_t)carve_units_up(bytes) * more);
+        __atomic_store_n(&s->usage->lines[b->card][s->slot].imported_bytes, carve_units_bytes(*sum), __ATOMIC_RELAXED);
+    }
+}
+
+static struct carve_gone unmap(struct carve_state *s, struct carve_link *mapping) {
+    uint32_t block = mapping->block;
+    list_mapping(s, block, mapping->bytes, -1);
+    remove_link(&s->virtual, mapping);
+    return drop(s, block);
+}
+
 /* The mapping that holds an address, which need not be its first. */
 static struct carve_link *mapping_around(struct carve_virtual *v, uint64_t address) {
     struct carve_link *link = known(v, address, CARVE_LINK_MAPPING);
@@ -238,9 +269,7 @@ struct carve_gone carve_virtual_mapped(struct carve_state *s, uint64_t address, 
     carve_lock(&s->pointers.lock);
     struct carve_link *before = known(v, address, CARVE_LINK_MAPPING);
     if (before != NULL) {
-        uint32_t block = before->block;
-        remove_link(v, before);
-        stale = drop(s, block);
+        stale = unmap(s, before);
     }
     struct carve_link *link = known(v, handle, CARVE_LINK_HANDLE);
     if (link != NULL) {
@@ -248,6 +277,7 @@ struct carve_gone carve_virtual_mapped(struct carve_state *s, uint64_t address, 
         /* There is room: see carve_virtual_turn. */
         if (add_link(v, (struct carve_link){.key = address, .bytes = bytes, .block = block, .kind = CARVE_LINK_MAPPING})) {
             block_at(s, block)->references++;
+            list_mapping(s, block, bytes, 1);
         }
     }
     carve_unlock(&s->pointers.lock);
@@ -264,10 +294,8 @@ bool carve_virtual_unmapped(struct carve_state *s, uint64_t *next, uint64_t end,
             *next += 1u << CARVE_PAGE_SHIFT; /* of a block that isn't known; no mapping is smaller than a page */
             continue;
         }
-        uint32_t block = link->block;
         *next += link->bytes;
-        remove_link(v, link);
-        *gone = drop(s, block);
+        *gone = unmap(s, link);
         found = true;
     }
     carve_unlock(&s->pointers.lock);

@@ -28,6 +28,9 @@ void carve_virtual_turn_end(struct carve_state *s);
  * had this handle before must have gone past this library; it comes back in *stale. */
 bool carve_virtual_create(struct carve_state *s, uint64_t handle, unsigned card, uint32_t units, struct carve_gone *stale);
 
+/* A handle of memory that others made, and are charged for. */
+void carve_virtual_imported(struct carve_state *s, uint64_t handle, unsigned card);
+
 /* A handle was released. */
 struct carve_gone carve_virtual_release(struct carve_state *s, uint64_t handle);
 
