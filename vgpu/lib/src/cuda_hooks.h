@@ -109,6 +109,34 @@
     X(cuDestroyExternalMemory, "10.0", (CUexternalMemory memory), \
       "take off the list", "-", "pass")
 
+#define CARVE_HOOKS_GRAPH(X) \
+    X(cuGraphInstantiate, "10.0", \
+      (CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t bytes), \
+      "note what it will take", "-", "pass") \
+    X(cuGraphInstantiate_v2, "11.0", \
+      (CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t bytes), \
+      "note what it will take", "-", "pass") \
+    X(cuGraphInstantiateWithFlags, "11.4", (CUgraphExec *exec, CUgraph graph, unsigned long long flags), \
+      "note what it will take", "-", "pass") \
+    X(cuGraphInstantiateWithParams, "12.0", \
+      (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params), \
+      "note what it will take", "-", "pass") \
+    X(cuGraphInstantiateWithParams_ptsz, "12.0", \
+      (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params), \
+      "note what it will take", "-", "pass") \
+    X(cuGraphExecDestroy, "10.0", (CUgraphExec exec), \
+      "follow what graphs reserve", "-", "pass") \
+    X(cuGraphLaunch, "10.0", (CUgraphExec exec, CUstream stream), \
+      "charge", "what graphs reserve", "refuse") \
+    X(cuGraphLaunch_ptsz, "10.0", (CUgraphExec exec, CUstream stream), \
+      "charge", "what graphs reserve", "refuse") \
+    X(cuGraphUpload, "11.1", (CUgraphExec exec, CUstream stream), \
+      "charge", "what graphs reserve", "refuse") \
+    X(cuGraphUpload_ptsz, "11.1", (CUgraphExec exec, CUstream stream), \
+      "charge", "what graphs reserve", "refuse") \
+    X(cuDeviceGraphMemTrim, "11.4", (CUdevice device), \
+      "follow what graphs reserve", "-", "pass")
+
 #define CARVE_HOOKS_CONTEXT(X) \
     X(cuCtxCreate, "2.0", (CUcontext *context, unsigned int flags, CUdevice device), \
       "charge", "a context", "refuse") \
@@ -173,6 +201,7 @@
     CARVE_HOOKS_POOL(X)     \
     CARVE_HOOKS_ARRAY(X)    \
     CARVE_HOOKS_SHARED(X)   \
+    CARVE_HOOKS_GRAPH(X)    \
     CARVE_HOOKS_CONTEXT(X)  \
     CARVE_HOOKS_QUERY(X)
 
@@ -197,6 +226,9 @@
     X(cuStreamIsCapturing)         \
     X(cuStreamIsCapturing_ptsz)    \
     X(cuDeviceGetGraphMemAttribute) \
-    X(cuDeviceGraphMemTrim)
+    X(cuGraphChildGraphNodeGetGraph) \
+    X(cuGraphGetNodes)             \
+    X(cuGraphMemAllocNodeGetParams) \
+    X(cuGraphNodeGetType)
 
 #endif

@@ -11,7 +11,7 @@
 static void list(const struct carve_driver *d, uint64_t key, uint64_t bytes) {
     struct carve_state *s = carve_state();
     struct carve_place place;
-    if (s != NULL && carve_current(d, s, &place) == CARVE_HERE) {
+    if (s != NULL && carve_current(d, s, &place) == CARVE_HERE && carve_slot(s)) {
         const struct carve_pointer block = {.address = key, .units = carve_units_up(bytes), .context = place.context,
                                             .card = (uint8_t)place.card, .kind = CARVE_KIND_IMPORTED};
         carve_pointers_import(s, &block);

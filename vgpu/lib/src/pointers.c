@@ -227,7 +227,7 @@ bool carve_pointers_restore(struct carve_state *s, const struct carve_pointer *b
 void carve_pointers_import(struct carve_state *s, const struct carve_pointer *block) {
     struct carve_pointers *t = &s->pointers;
     carve_lock(&t->lock);
-    if (block->address >> CARVE_UNIT_SHIFT != 0 && carve_slot(s) && make_room(t, false)) {
+    if (block->address >> CARVE_UNIT_SHIFT != 0 && make_room(t, false)) {
         struct carve_pointer *place = &t->places[find_block(t, block->address)];
         if (place->address == 0) {
             *place = *block;

@@ -60,10 +60,11 @@ static uint32_t figure(const struct carve_driver *d, struct carve_state *s, cons
     return carve_contexts_on(s, (unsigned)r->card) ? r->units : 0;
 }
 
-static void trim(const struct carve_driver *d, const struct carve_reserve *r, uint64_t keep_units) {
+static void trim(const struct carve_driver *d, struct carve_state *s, const struct carve_reserve *r, uint64_t keep_units) {
     if (r->kind == CARVE_RESERVE_POOL && d->cuMemPoolTrimTo != NULL) {
         (void)d->cuMemPoolTrimTo(r->pool, carve_units_bytes(keep_units));
     } else if (r->kind == CARVE_RESERVE_GRAPHS && d->cuDeviceGraphMemTrim != NULL) {
+        s->graphs.generation++; /* what was launched last may have to take memory anew */
         (void)d->cuDeviceGraphMemTrim(r->device);
     }
 }
@@ -78,7 +79,7 @@ static void charge_figure(struct carve_state *s, struct carve_reserve *r, uint32
 
 static void settle(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r) {
     if (CARVE_UNLIKELY(r->doomed)) {
-        trim(d, r, 0);
+        trim(d, s, r, 0);
     }
     charge_figure(s, r, figure(d, s, r), 0, 0);
     if (CARVE_UNLIKELY(r->doomed && r->units == 0)) {
@@ -108,7 +109,7 @@ static void make_room(const struct carve_driver *d, struct carve_state *s, unsig
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < s->reserves.high; i++) {
             struct carve_reserve *r = &s->reserves.list[i];
-            if (r->kind == 0 || r->card != (int)card || ((int)i == last) != (pass == 1) || r->units == 0) {
+            if (r->kind == 0 || r->card != (int)card || ((int)i == last) != (pass == 1) || r->units == 0 || r->alone) {
                 continue;
             }
             uint32_t room = carve_room(s, card);
@@ -117,31 +118,14 @@ static void make_room(const struct carve_driver *d, struct carve_state *s, unsig
             }
             /* A pool keeps at least what it is told to, and gives back in steps. */
             uint32_t missing = units - room, keep = r->units > missing ? (r->units - missing) / STEP_UNITS * STEP_UNITS : 0;
-            trim(d, r, keep);
+            trim(d, s, r, keep);
             settle(d, s, r);
             if (r->kind != 0 && keep != 0 && carve_room(s, card) < units) {
-                trim(d, r, 0); /* large blocks may be all that could be given back */
+                trim(d, s, r, 0); /* large blocks may be all that could be given back */
                 settle(d, s, r);
             }
         }
     }
-}
-
-bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes, bool patient) {
-    if (carve_reserves_any(s)) {
-        carve_lock(&s->reserves.lock);
-        settle_card(d, s, (int)card);
-        bool had = carve_try(s, card, units);
-        if (!had) {
-            make_room(d, s, card, units, -1);
-            had = carve_try(s, card, units);
-        }
-        carve_unlock(&s->reserves.lock);
-        if (had) {
-            return true;
-        }
-    }
-    return patient && carve_admit(s, card, units, asked_bytes);
 }
 
 /* ---- growing ---- */
@@ -194,47 +178,94 @@ static uint32_t least_units(const struct carve_reserves *list, const struct carv
     return pages ? carve_page_units(growth->bytes) : most_units(growth);
 }
 
-enum grown { GROWN, TOO_MUCH, NO_ROOM };
+/* Whether the request can still be made: the program may have destroyed the pool at this moment. */
+static bool valid(const struct carve_reserve *r, const struct carve_growth *growth) {
+    return r->kind != 0 && r->pool == growth->pool && !r->doomed;
+}
 
-/* One try, under the lock. admitted is charged already for it, beside what is charged for the reserve. */
-static enum grown grow(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, struct carve_growth *growth,
-                       uint64_t admitted, CUresult *result) {
-    unsigned card = (unsigned)r->card;
-    uint32_t most = most_units(growth), least = least_units(&s->reserves, growth), held = 0;
-    bool captured = false;
-    if (CARVE_LIKELY(admitted == 0) && CARVE_UNLIKELY((held = hold(s, card, most, most)) == 0)) {
-        captured = growth->captured(d, growth);
-        if (!captured && carve_limit(s, card) == 0) {
-            return NO_ROOM; /* nothing is had without limits, not even what is idle */
-        }
-        if (!captured) {
-            settle_card(d, s, (int)card);
-            held = hold(s, card, most, least);
-        }
-        if (!captured && held == 0) {
-            make_room(d, s, card, most, (int)(r - s->reserves.list));
-            held = hold(s, card, most, least);
-        }
-        if (!captured && held == 0 && !fits_within(d, r, growth->bytes)) {
-            return NO_ROOM;
+static bool in_flight(const struct carve_reserves *list, unsigned card) {
+    for (uint32_t i = 0; i < list->high; i++) {
+        if (list->list[i].kind != 0 && list->list[i].card == (int)card && (list->list[i].flight != 0 || list->list[i].alone)) {
+            return true;
         }
     }
-    CARVE_STEP("reserve-held");
-    *result = growth->make(d, growth);
-    CARVE_STEP("reserve-done");
-    uint32_t now = figure(d, s, r), before = r->units;
-    uint64_t covered = held + admitted, more = now > before ? now - before : 0;
-    if (CARVE_UNLIKELY(more % STEP_UNITS != 0 && r->kind == CARVE_RESERVE_POOL && !s->reserves.by_pages)) {
+    return false;
+}
+
+/* Waits until no other thread is under way with a reserve of the card: what it holds may not be taken in the end. The
+ * lock is held, and let go meanwhile. Gives up after a while. */
+static void wait_for_flights(struct carve_reserves *list, unsigned card) {
+    uint64_t deadline = carve_now() + CARVE_PENDING_WAIT_NS;
+    unsigned round = 0;
+    while (in_flight(list, card) && carve_now() < deadline) {
+        carve_unlock(&list->lock);
+        carve_back_off(&round);
+        carve_lock(&list->lock);
+    }
+}
+
+bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes, bool patient) {
+    if (carve_reserves_any(s)) {
+        carve_lock(&s->reserves.lock);
+        settle_card(d, s, (int)card);
+        bool had = carve_try(s, card, units);
+        if (!had) {
+            wait_for_flights(&s->reserves, card);
+            settle_card(d, s, (int)card);
+            make_room(d, s, card, units, -1);
+            had = carve_try(s, card, units);
+        }
+        carve_unlock(&s->reserves.lock);
+        if (had) {
+            return true;
+        }
+    }
+    return patient && carve_admit(s, card, units, asked_bytes);
+}
+
+enum way { HELD, ALONE, NO_ROOM };
+
+/* The request doesn't fit as things are. Under the lock. */
+static enum way hold_slowly(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, const struct carve_growth *growth, uint32_t *held) {
+    struct carve_reserves *list = &s->reserves;
+    unsigned card = (unsigned)r->card;
+    uint32_t most = most_units(growth), least = least_units(list, growth);
+    if (carve_limit(s, card) == 0) {
+        return NO_ROOM; /* nothing is had without limits, not even what is idle */
+    }
+    settle_card(d, s, (int)card);
+    if ((*held = hold(s, card, most, least)) != 0) {
+        return HELD;
+    }
+    wait_for_flights(list, card);
+    settle_card(d, s, (int)card);
+    make_room(d, s, card, most, (int)(r - list->list));
+    if ((*held = hold(s, card, most, least)) != 0) {
+        return HELD;
+    }
+    if (valid(r, growth) && !in_flight(list, card) && fits_within(d, r, growth->bytes)) {
+        r->alone = true; /* nobody else may use what is idle until the driver has answered */
+        return ALONE;
+    }
+    return NO_ROOM;
+}
+
+/* The driver has answered: charges what it took. False where that is more than there is room for; it is charged all
+ * the same, for the moment. */
+static bool account(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, const struct carve_growth *growth,
+                    uint32_t held, uint64_t admitted, bool may_undo) {
+    uint32_t now = figure(d, s, r);
+    uint64_t covered = held + admitted + r->flight, more = now > r->units ? now - r->units : 0;
+    bool fits = true;
+    if (CARVE_UNLIKELY(more % STEP_UNITS != 0 && r->kind == CARVE_RESERVE_POOL)) {
         s->reserves.by_pages = true;
     }
-    bool fits = true;
-    if (CARVE_UNLIKELY(more > covered && *result == CUDA_SUCCESS && growth->undo != NULL && !captured)) {
-        fits = carve_try(s, card, (uint32_t)(more - covered));
+    if (CARVE_UNLIKELY(more > covered && may_undo && growth->undo != NULL)) {
+        fits = carve_try(s, (unsigned)r->card, (uint32_t)(more - covered));
         admitted += fits ? more - covered : 0;
     }
-    charge_figure(s, r, now, held, admitted); /* also what doesn't fit, for the moment */
-    CARVE_STEP("reserve-charged");
-    return fits ? GROWN : TOO_MUCH;
+    charge_figure(s, r, now, held, admitted);
+    return fits;
 }
 
 CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s, int reserve, struct carve_growth *growth) {
@@ -243,33 +274,61 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
     unsigned card = (unsigned)r->card;
     uint32_t admitted = 0;
     for (;;) {
-        CUresult result = CUDA_ERROR_INVALID_VALUE;
+        uint32_t held = 0;
+        enum way way = HELD;
+        bool captured = false;
+        if (CARVE_LIKELY(admitted == 0 && !growth->steady)) {
+            held = hold(s, card, most_units(growth), most_units(growth));
+            captured = held == 0 && growth->captured(d, growth);
+        }
         carve_lock(&list->lock);
-        if (CARVE_UNLIKELY(r->kind == 0 || r->pool != growth->pool || r->doomed)) {
-            carve_unlock(&list->lock); /* destroyed at this moment */
-            if (admitted != 0) {
-                carve_release(s, card, admitted);
+        if (CARVE_UNLIKELY(r->alone)) {
+            wait_for_flights(list, card);
+        }
+        if (CARVE_UNLIKELY(held == 0 && admitted == 0 && !captured && !growth->steady)) {
+            way = hold_slowly(d, s, r, growth, &held);
+        }
+        bool good = valid(r, growth);
+        if (CARVE_UNLIKELY(!good || way == NO_ROOM)) {
+            r->alone = way != ALONE && r->alone;
+            carve_unlock(&list->lock);
+            if (held != 0 || admitted != 0) {
+                carve_keep(s, card, held, -(int64_t)admitted);
             }
-            return result;
-        }
-        uint32_t before = r->units;
-        enum grown grown = grow(d, s, r, growth, admitted, &result);
-        carve_unlock(&list->lock);
-        if (CARVE_LIKELY(grown == GROWN)) {
-            return result;
-        }
-        if (grown == TOO_MUCH) {
+            if (!good) {
+                return CUDA_ERROR_INVALID_VALUE;
+            }
+        } else {
+            uint32_t before = r->units, own = held + admitted;
+            r->flight += own;
+            carve_unlock(&list->lock);
+            CARVE_STEP("reserve-held");
+            CUresult result = growth->make(d, growth);
+            CARVE_STEP("reserve-done");
+            carve_lock(&list->lock);
+            bool fits = true;
+            r->flight -= own;
+            r->alone = way != ALONE && r->alone;
+            if (CARVE_LIKELY(valid(r, growth))) {
+                fits = account(d, s, r, growth, held, admitted, result == CUDA_SUCCESS && !captured);
+            } else {
+                carve_keep(s, card, held, -(int64_t)admitted);
+            }
+            carve_unlock(&list->lock);
+            CARVE_STEP("reserve-charged");
+            if (CARVE_LIKELY(fits)) {
+                return result;
+            }
             growth->undo(d, growth);
             carve_lock(&list->lock);
-            if (r->kind != 0 && r->pool == growth->pool) {
-                trim(d, r, before);
+            if (valid(r, growth)) {
+                trim(d, s, r, before);
                 settle(d, s, r);
             }
             carve_unlock(&list->lock);
         }
         /* Once more, with patience for other processes, and for what dead ones had. */
-        uint64_t bytes = growth->most_bytes != 0 ? growth->most_bytes : growth->bytes;
-        if (admitted != 0 || !carve_admit(s, card, least_units(list, growth), bytes)) {
+        if (admitted != 0 || !carve_admit(s, card, least_units(list, growth), growth->bytes)) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         admitted = least_units(list, growth);
@@ -297,7 +356,7 @@ CUresult carve_reserve_destroy(const struct carve_driver *d, struct carve_state 
             d->cuDeviceGetMemPool(&current, r->device) == CUDA_SUCCESS && current == pool) {
             (void)d->cuDeviceSetMemPool(r->device, other); /* as the driver does when it destroys it */
         }
-        trim(d, r, 0);
+        trim(d, s, r, 0);
         charge_figure(s, r, figure(d, s, r), 0, 0);
         if (r->units != 0) {
             r->doomed = true;

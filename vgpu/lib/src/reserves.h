@@ -5,8 +5,8 @@
  *
  * What is charged for a reserve is that figure, read after each call that may have changed it. A call that may let it
  * grow holds room for that first; a reserve shrinks at synchronisation, which therefore is hooked, and where somebody
- * needs the room. One lock keeps reading the figure and charging it together; it is held while the driver is asked for
- * memory, and never while anybody waits for another process, or for work on a stream.
+ * needs the room. One lock keeps reading the figure and charging it together. It isn't held in any call that may wait
+ * for work on a stream, or for another process: that work may wait for a thread which needs the lock.
  */
 #ifndef CARVE_RESERVES_H
 #define CARVE_RESERVES_H
@@ -43,13 +43,14 @@ static inline bool carve_obtain(const struct carve_driver *d, struct carve_state
 /* A call that may let a reserve grow. */
 struct carve_growth {
     uint64_t bytes; /* asked for */
-    /* Asks the driver; under the lock. */
+    /* Asks the driver. */
     CUresult (*make)(const struct carve_driver *d, struct carve_growth *growth);
-    /* Gives back what was made, which took more than there was room for, and waits until it is. Not under the lock. */
+    /* Gives back what was made, which took more than there was room for, and waits until it is. NULL: it can't be. */
     void (*undo)(const struct carve_driver *d, struct carve_growth *growth);
     /* Whether the call takes no memory now, since its stream is being captured. */
     bool (*captured)(const struct carve_driver *d, const struct carve_growth *growth);
     uint64_t most_bytes; /* the most that the reserve can grow by; 0: by bytes, in steps of a pool */
+    bool steady;         /* nothing is expected to be taken */
     /* what make and undo work on */
     CUdeviceptr *pointer;
     CUmemoryPool pool;

@@ -141,20 +141,37 @@ struct carve_arrays {
 struct carve_reserve {
     CUmemoryPool pool; /* NULL: what graphs of the device have */
     uint32_t units;    /* charged: the figure as it was read last */
+    uint32_t flight;   /* held by threads that ask the driver at this moment */
     CUdevice device;
     int8_t card;
     uint8_t kind;      /* CARVE_RESERVE_*; 0: free place */
     bool doomed;       /* destroyed by the program, but in use */
+    bool alone;        /* a thread counts on what is idle in it */
 };
 
 enum { CARVE_RESERVE_POOL = 1, CARVE_RESERVE_GRAPHS = 2 };
 
 struct carve_reserves {
-    carve_lock_t lock; /* around everything, and calls of the driver that change a figure */
+    carve_lock_t lock; /* around everything, and calls of the driver that read a figure or lower it */
     uint32_t count;    /* on the list */
     uint32_t high;
     bool by_pages;     /* pools were seen to grow by pages, beyond their first step */
     struct carve_reserve list[CARVE_MAX_RESERVES];
+};
+
+/* An executable graph that has memory of its own: see graphs.h. */
+struct carve_graph {
+    CUgraphExec exec;
+    uint64_t most_bytes; /* that it takes */
+    uint64_t generation; /* in which it had it */
+    int reserve;
+};
+
+struct carve_graphs { /* under the lock of reserves */
+    uint32_t count, room;
+    struct carve_graph *list;
+    CUgraphExec last;    /* that was launched */
+    uint64_t generation; /* grows when memory may have gone from one to another, or back to the card */
 };
 
 struct carve_state {
@@ -183,6 +200,7 @@ struct carve_state {
     struct carve_pointers pointers;
     struct carve_virtual virtual; /* under the lock of pointers */
     struct carve_reserves reserves;
+    struct carve_graphs graphs;
     struct carve_arrays arrays;
     struct carve_account accounts[CARVE_MAX_CARDS];
 };

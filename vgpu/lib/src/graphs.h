@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * graphs.h: memory that graphs allocate.
+ *
+ * A graph's allocations have their addresses when they are put into it, and memory from its first launch on: all
+ * together, and from what the driver keeps for the graphs of the device, which is one reserve (reserves.h). What a
+ * graph takes at most shows in those addresses, for what isn't needed at the same time has the same ones.
+ */
+#ifndef CARVE_GRAPHS_H
+#define CARVE_GRAPHS_H
+
+#include "driver.h"
+#include "state.h"
+
+/* An executable graph was made of a graph. False where it can't be followed for want of memory. */
+bool carve_graph_made(const struct carve_driver *d, struct carve_state *s, CUgraphExec exec, CUgraph graph);
+
+/* It is gone. */
+void carve_graph_gone(struct carve_state *s, CUgraphExec exec);
+
+/* Launches or uploads it, as call does, and charges what that takes. Graphs without memory of their own, in a process
+ * that has no others, cost a load and a branch. */
+typedef CUresult carve_graph_call(CUgraphExec exec, CUstream stream);
+CUresult carve_graph_run(const struct carve_driver *d, CUgraphExec exec, CUstream stream, bool per_thread, carve_graph_call *call);
+
+#endif

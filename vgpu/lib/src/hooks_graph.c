@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hooks of executable graphs, for the memory that they allocate. */
+#include "graphs.h"
+#include "reserves.h"
+
+/* An executable graph that can't be followed isn't handed out. */
+static CUresult made(const struct carve_driver *d, CUresult result, CUgraphExec *exec, CUgraph graph) {
+    struct carve_state *s = result == CUDA_SUCCESS ? carve_state() : NULL;
+    if (s == NULL || carve_graph_made(d, s, *exec, graph)) {
+        return result;
+    }
+    (void)d->cuGraphExecDestroy(*exec);
+    *exec = NULL;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+#define INSTANTIATE(function, ...)                                \
+    const struct carve_driver *d = carve_driver();                \
+    if (d->function == NULL) {                                    \
+        return CUDA_ERROR_NOT_SUPPORTED;                          \
+    }                                                             \
+    return made(d, d->function(__VA_ARGS__), exec, graph)
+
+CARVE_EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t bytes) {
+    INSTANTIATE(cuGraphInstantiate, exec, graph, error, log, bytes);
+}
+
+CARVE_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t bytes) {
+    INSTANTIATE(cuGraphInstantiate_v2, exec, graph, error, log, bytes);
+}
+
+CARVE_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+    INSTANTIATE(cuGraphInstantiateWithFlags, exec, graph, flags);
+}
+
+/* The upload that it may ask for takes memory: it comes after, as one that the program asks for itself. */
+static CUresult instantiate(const struct carve_driver *d, CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params, bool per_thread) {
+    __typeof__(cuGraphInstantiateWithParams) *make = per_thread ? d->cuGraphInstantiateWithParams_ptsz : d->cuGraphInstantiateWithParams;
+    carve_graph_call *upload = per_thread ? d->cuGraphUpload_ptsz : d->cuGraphUpload;
+    if (make == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (exec == NULL || params == NULL || (params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 || upload == NULL) {
+        return made(d, make(exec, graph, params), exec, graph);
+    }
+    params->flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+    CUresult result = made(d, make(exec, graph, params), exec, graph);
+    params->flags |= CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+    if (result == CUDA_SUCCESS) {
+        result = carve_graph_run(d, *exec, params->hUploadStream, per_thread, upload);
+        if (result != CUDA_SUCCESS) {
+            (void)cuGraphExecDestroy(*exec);
+            *exec = NULL;
+            params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+        }
+    }
+    return result;
+}
+
+CARVE_EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+    return instantiate(carve_driver(), exec, graph, params, false);
+}
+
+CARVE_EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+    return instantiate(carve_driver(), exec, graph, params, true);
+}
+
+CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = __atomic_load_n(&carve_state_now, __ATOMIC_ACQUIRE);
+    if (d->cuGraphExecDestroy == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (s != NULL && __atomic_load_n(&s->graphs.count, __ATOMIC_ACQUIRE) != 0 && (s = carve_state()) != NULL) {
+        carve_graph_gone(s, exec); /* first: its handle may be another one's as soon as it is gone */
+    }
+    CUresult result = d->cuGraphExecDestroy(exec);
+    carve_reserves_follow(d);
+    return result;
+}
+
+#define RUN(function, per_thread)                                              \
+    const struct carve_driver *d = carve_driver();                             \
+    if (CARVE_UNLIKELY(d->function == NULL)) {                                 \
+        return CUDA_ERROR_NOT_SUPPORTED;                                       \
+    }                                                                          \
+    return carve_graph_run(d, exec, stream, per_thread, d->function)
+
+CARVE_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) { RUN(cuGraphLaunch, false); }
+
+CARVE_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { RUN(cuGraphLaunch_ptsz, true); }
+
+CARVE_EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) { RUN(cuGraphUpload, false); }
+
+CARVE_EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) { RUN(cuGraphUpload_ptsz, true); }
+
+CARVE_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = carve_state();
+    if (d->cuDeviceGraphMemTrim == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (s != NULL) {
+        carve_lock(&s->reserves.lock);
+        s->graphs.generation++;
+        carve_unlock(&s->reserves.lock);
+    }
+    CUresult result = d->cuDeviceGraphMemTrim(device);
+    carve_reserves_follow(d);
+    return result;
+}
