@@ -119,8 +119,10 @@ static uint64_t dead_units(struct carve_state *s, unsigned card) {
 
 /* ---- the own account; its lock is held ---- */
 
-static inline void publish(struct carve_state *s, unsigned card, const struct carve_account *a) {
-    __atomic_store_n(&s->usage->lines[card][s->slot].charge, CARVE_CHARGE(a->used, a->pending), __ATOMIC_RELEASE);
+static inline void publish(struct carve_state *s, unsigned card, struct carve_account *a) {
+    uint64_t charge = CARVE_CHARGE(a->used, a->pending);
+    __atomic_store_n(&a->charge, charge, __ATOMIC_RELAXED);
+    __atomic_store_n(&s->usage->lines[card][s->slot].charge, charge, __ATOMIC_RELEASE);
 }
 
 /* Around each decrease, see carve_region.h. */
@@ -137,6 +139,7 @@ static inline void publish_pending(struct carve_state *s, unsigned card, struct 
     a->pending += units;
 #if defined(__x86_64__)
     /* An exchange orders all that comes after it, for less than a store and a fence cost. */
+    __atomic_store_n(&a->charge, CARVE_CHARGE(a->used, a->pending), __ATOMIC_RELAXED);
     (void)__atomic_exchange_n(&s->usage->lines[card][s->slot].charge, CARVE_CHARGE(a->used, a->pending), __ATOMIC_SEQ_CST);
 #else
     publish(s, card, a);
@@ -371,12 +374,9 @@ void carve_note_context(struct carve_state *s, unsigned card, int64_t units) {
 }
 
 uint64_t carve_charged(struct carve_state *s, unsigned card) {
-    struct carve_account *a = &s->accounts[card];
-    struct sum others = sum_others(s, card);
-    carve_lock(&a->lock);
-    uint64_t total = all(a, others);
-    carve_unlock(&a->lock);
-    return total + residual(s, card);
+    struct sum sum = sum_others(s, card);
+    add(&sum, __atomic_load_n(&s->accounts[card].charge, __ATOMIC_RELAXED));
+    return sum.used + sum.pending + residual(s, card);
 }
 
 uint32_t carve_room(struct carve_state *s, unsigned card) {

@@ -36,6 +36,7 @@ struct carve_account {
     uint32_t used;
     uint32_t pending;
     uint32_t peak;
+    uint64_t charge; /* used and pending in one word, as in the usage file, to be read without the lock */
     uint64_t context; /* part of used */
     uint64_t refusals;
     uint64_t last_refused_bytes;

@@ -65,7 +65,7 @@ static struct reason *reason_of(const char *name) {
 }
 
 static void read_reasons(const char *path) {
-    static const char *const known[] = {"query", "work", "order", "host", "range", "view", "graph", "graphics", "residual", "gone", "debugger", "later"};
+    static const char *const known[] = {"query", "work", "order", "host", "range", "view", "graph", "graphics", "residual", "gone", "debugger"};
     FILE *file = fopen(path, "re");
     char line[256];
     int strange = 0;
