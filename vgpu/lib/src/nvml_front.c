@@ -275,3 +275,98 @@ NONE(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
 NONE(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NONE(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NONE(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+static void put_detail(void *lines, unsigned int at, unsigned int pid, uint64_t bytes) {
+    ((nvmlProcessDetail_v1_t *)lines)[at] = (nvmlProcessDetail_v1_t){pid, bytes, NVML_NO_INSTANCE_ID, NVML_NO_INSTANCE_ID, 0};
+}
+
+CARVE_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *list) {
+    const struct nvml *n = real_nvml();
+    if (n->nvmlDeviceGetRunningProcessDetailList == NULL) {
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    }
+    if (list == NULL) {
+        return n->nvmlDeviceGetRunningProcessDetailList(device, list);
+    }
+    /* For its opinion, and not for what it would list. */
+    nvmlProcessDetailList_v1_t drivers = {.version = list->version, .mode = list->mode};
+    nvmlReturn_t result = n->nvmlDeviceGetRunningProcessDetailList(device, &drivers);
+    if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE) {
+        return result;
+    }
+    if (list->mode != 0) { /* graphics, MPS */
+        list->numProcArrayEntries = 0;
+        return NVML_SUCCESS;
+    }
+    return own_processes(n, device, &list->numProcArrayEntries, list->procArray, put_detail);
+}
+
+/* ---- utilization of processes ---- */
+
+static void put_pid(void *pids, unsigned int at, unsigned int pid, uint64_t bytes) {
+    (void)bytes;
+    ((unsigned int *)pids)[at] = pid;
+}
+
+/* Whose samples are shown. */
+struct own_pids {
+    unsigned int count;
+    unsigned int pids[CARVE_MAX_SLOTS];
+};
+
+static nvmlReturn_t find_own(const struct nvml *n, nvmlDevice_t device, struct own_pids *own) {
+    own->count = CARVE_MAX_SLOTS;
+    return own_processes(n, device, &own->count, own->pids, put_pid);
+}
+
+static bool is_own(const struct own_pids *own, unsigned int pid) {
+    for (unsigned int i = 0; i < own->count; i++) {
+        if (own->pids[i] == pid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+CARVE_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                                          unsigned int *count, unsigned long long since) {
+    const struct nvml *n = real_nvml();
+    struct own_pids own;
+    if (n->nvmlDeviceGetProcessUtilization == NULL) {
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    }
+    nvmlReturn_t result = n->nvmlDeviceGetProcessUtilization(device, samples, count, since);
+    if (result != NVML_SUCCESS || samples == NULL) {
+        return result; /* how much room is needed: for all of the card, which is enough */
+    }
+    result = find_own(n, device, &own);
+    unsigned int kept = 0;
+    for (unsigned int i = 0; result == NVML_SUCCESS && i < *count; i++) {
+        if (is_own(&own, samples[i].pid)) {
+            samples[kept++] = samples[i];
+        }
+    }
+    *count = kept;
+    return result == NVML_SUCCESS && kept == 0 ? NVML_ERROR_NOT_FOUND : result;
+}
+
+CARVE_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info) {
+    const struct nvml *n = real_nvml();
+    struct own_pids own;
+    if (n->nvmlDeviceGetProcessesUtilizationInfo == NULL) {
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    }
+    nvmlReturn_t result = n->nvmlDeviceGetProcessesUtilizationInfo(device, info);
+    if (result != NVML_SUCCESS || info->procUtilArray == NULL) {
+        return result;
+    }
+    result = find_own(n, device, &own);
+    unsigned int kept = 0;
+    for (unsigned int i = 0; result == NVML_SUCCESS && i < info->processSamplesCount; i++) {
+        if (is_own(&own, info->procUtilArray[i].pid)) {
+            info->procUtilArray[kept++] = info->procUtilArray[i];
+        }
+    }
+    info->processSamplesCount = kept;
+    return result == NVML_SUCCESS && kept == 0 ? NVML_ERROR_NOT_FOUND : result;
+}

@@ -18,7 +18,10 @@
     X(nvmlDeviceGetGraphicsRunningProcesses_v3, "R510", "list none of other containers") \
     X(nvmlDeviceGetMPSComputeRunningProcesses, "R450", "list none of other containers")  \
     X(nvmlDeviceGetMPSComputeRunningProcesses_v2, "R470", "list none of other containers") \
-    X(nvmlDeviceGetMPSComputeRunningProcesses_v3, "R510", "list none of other containers")
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v3, "R510", "list none of other containers") \
+    X(nvmlDeviceGetRunningProcessDetailList, "R535", "list the container's processes")   \
+    X(nvmlDeviceGetProcessUtilization, "R375", "leave out processes of other containers") \
+    X(nvmlDeviceGetProcessesUtilizationInfo, "R545", "leave out processes of other containers")
 
 /* Functions that the front calls and doesn't hook. */
 #define CARVE_NVML_CALLS(X) X(nvmlDeviceGetUUID)

@@ -96,6 +96,25 @@ static void figures(void) {
     } else {
         check(CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3)(first, &count, list) == NVML_ERROR_FUNCTION_NOT_FOUND, "a hook that the driver lacks says so");
     }
+    nvmlProcessUtilizationSample_t samples[8];
+    nvmlProcessUtilizationInfo_v1_t more[8];
+    nvmlProcessesUtilizationInfo_v1_t info = {.version = NVML_ABI_STRUCT_VERSION(nvmlProcessesUtilizationInfo_v1_t, 1), .processSamplesCount = 8, .procUtilArray = more};
+    nvmlProcessDetail_v1_t details[8];
+    nvmlProcessDetailList_v1_t detail = {.version = NVML_ABI_STRUCT_VERSION(nvmlProcessDetailList_v1_t, 1), .numProcArrayEntries = 8, .procArray = details};
+    count = 8;
+    check(CALL(nvmlDeviceGetProcessUtilization)(first, samples, &count, 0) == NVML_SUCCESS && count == 2 && samples[0].pid + samples[1].pid == (unsigned)(a + b) && samples[0].smUtil >= 10,
+          "of three processes that were at work on the card the two of the container are shown");
+    check(CALL(nvmlDeviceGetProcessesUtilizationInfo)(first, &info) == NVML_SUCCESS && info.processSamplesCount == 2 && more[0].pid + more[1].pid == (unsigned)(a + b), "the newer form shows the same");
+    count = 0;
+    check(CALL(nvmlDeviceGetProcessUtilization)(first, NULL, &count, 0) == NVML_ERROR_INSUFFICIENT_SIZE && count == 3, "the room that is asked for is enough");
+    check(CALL(nvmlDeviceGetRunningProcessDetailList)(first, &detail) == NVML_SUCCESS && detail.numProcArrayEntries == 2 && details[0].pid == (unsigned)a && details[1].usedGpuMemory == each, "so does the list with details");
+    detail.mode = 1;
+    check(CALL(nvmlDeviceGetRunningProcessDetailList)(first, &detail) == NVML_SUCCESS && detail.numProcArrayEntries == 0, "in which nobody draws");
+    detail.version = 1;
+    check(CALL(nvmlDeviceGetRunningProcessDetailList)(first, &detail) == NVML_ERROR_ARGUMENT_VERSION_MISMATCH, "and whose version is NVML's to refuse");
+    count = 8;
+    check(CALL(nvmlDeviceGetProcessUtilization)(second, samples, &count, 0) == NVML_ERROR_NOT_FOUND, "on a card that the limits don't name nobody is shown at work");
+    count = 4;
     check(CALL(nvmlDeviceGetTemperature)(first, 0, &degrees) == NVML_SUCCESS && degrees == 40, "what isn't hooked reaches NVML");
     /* One in a PID namespace of its own has a pid that means nothing here. */
     uint64_t namespace_now = box_usage()->processes[1].pid_namespace;
