@@ -16,6 +16,11 @@ echo "$dynamic" | grep -q 'FLAGS_1.*NODELETE' || fail "it can be unloaded"
 echo "$dynamic" | grep -qE '\((INIT|FINI|PREINIT)(_ARRAY)?\)' && fail "it has constructors or destructors"
 echo "$dynamic" | grep -q TEXTREL && fail "it has text relocations"
 
+sections=$(readelf -SW "$library")
+for section in .carve.room .carve.behind .carve.data .symtab; do
+    echo "$sections" | grep -qF " $section " || fail "it has no $section, which its twin needs"
+done
+
 too_new=$(objdump -T "$library" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | awk -F_ -v newest="$newest" '
     { split($2, a, "."); split(newest, b, "."); if (a[1] > b[1] || (a[1] == b[1] && a[2] > b[2])) print $0 }')
 [ -z "$too_new" ] || fail "it needs $too_new, newer than GLIBC_$newest"
