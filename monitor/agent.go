@@ -4,6 +4,8 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/carve-gpu/carve/api/v1alpha1"
 )
 
 var (
@@ -14,6 +16,7 @@ var (
 	unadjusted      = prometheus.NewDesc("carve_unadjusted_containers", "Running containers that should have a card and were started without the hook: they have none.", nil, nil)
 	refusedGrants   = prometheus.NewDesc("carve_refused_grants", "Pods whose grant isn't honoured: stale, foreign, forged, or without room.", nil, nil)
 	accessRepairs   = prometheus.NewDesc("carve_device_access_repairs_total", "Times that a running container had lost access to its cards, by device rules that were rewritten, and was given it back.", nil, nil)
+	limitsAdvisory  = prometheus.NewDesc("carve_limits_advisory", "1 while nothing but the library in the containers holds the memory limits of some card: a program that goes past it is seen, and not stopped.", nil, nil)
 	journalRecords  = prometheus.NewDesc("carve_journal_records", "Pods that hold slices on this node.", nil, nil)
 )
 
@@ -21,7 +24,7 @@ var (
 type agentCollector struct{ *cached }
 
 func (agentCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{agentInfo, hookConnected, hookSince, pluginConnected, unadjusted, refusedGrants, accessRepairs, journalRecords} {
+	for _, d := range []*prometheus.Desc{agentInfo, hookConnected, hookSince, pluginConnected, unadjusted, refusedGrants, accessRepairs, limitsAdvisory, journalRecords} {
 		ch <- d
 	}
 }
@@ -37,5 +40,6 @@ func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, unadjusted, float64(v.Unadjusted))
 	gauge(ch, refusedGrants, float64(v.Refused))
 	ch <- prometheus.MustNewConstMetric(accessRepairs, prometheus.CounterValue, float64(v.AccessRepairs))
+	gauge(ch, limitsAdvisory, oneIf(v.Enforcement == v1alpha1.EnforcementAdvisory))
 	gauge(ch, journalRecords, float64(v.Records))
 }

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,6 +25,7 @@ var (
 	cardBusy       = cardDesc("utilization_ratio", "Part of the driver's last period in which a kernel ran, 0 to 1.")
 	cardPower      = cardDesc("power_watts", "Power that the card draws.")
 	cardTemp       = cardDesc("temperature_celsius", "Temperature of the card's chip.")
+	cardLayer      = prometheus.NewDesc("carve_card_limit_layer", "1 for each layer that holds memory limits on the card: dmem, guard, library.", append(slices.Clone(cardLabels), "layer"), nil)
 	cardSampleTime = cardDesc("sample_timestamp_seconds", "When the card's memory was read.")
 )
 
@@ -32,7 +34,7 @@ var (
 type cardCollector struct{ *cached }
 
 func (cardCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardContext, cardProcesses, cardBusy, cardPower, cardTemp, cardSampleTime} {
+	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardContext, cardLayer, cardProcesses, cardBusy, cardPower, cardTemp, cardSampleTime} {
 		ch <- d
 	}
 }
@@ -45,6 +47,9 @@ func (c cardCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, cardReserved, float64(card.ReservedBytes), labels...)
 		gauge(ch, cardGranted, float64(card.GrantedBytes), labels...)
 		gauge(ch, cardCores, float64(card.GrantedCores)/100, labels...)
+		for _, layer := range card.Layers {
+			gauge(ch, cardLayer, 1, append(slices.Clone(labels), layer)...)
+		}
 		if card.ContextBytes != 0 {
 			gauge(ch, cardContext, float64(card.ContextBytes), labels...)
 		}

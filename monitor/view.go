@@ -17,6 +17,9 @@ type View struct {
 	// Unadjusted counts containers that should have a card and have none,
 	// Refused pods whose grant isn't honoured, Records the pods in the journal.
 	Unadjusted, Refused, Records int
+	// Enforcement is the strongest layer that holds memory limits on all cards,
+	// "advisory" for none but the library, and then EnforcementReason says why.
+	Enforcement, EnforcementReason string
 	// AccessRepairs counts the containers that had lost their devices and got
 	// them back since the agent started.
 	AccessRepairs uint64
@@ -33,6 +36,8 @@ type Card struct {
 	// GrantedBytes and GrantedCores (percent) are what slices hold.
 	GrantedBytes uint64
 	GrantedCores int
+	// Layers hold memory limits on it, strongest first.
+	Layers []string
 	// ContextBytes is what a context costs there, 0 where nobody has shown it yet.
 	ContextBytes uint64
 }

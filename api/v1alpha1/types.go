@@ -92,12 +92,18 @@ type GPUNodeStatus struct {
 	// name and not hardware.
 	// +optional
 	SoftwareGPU bool `json:"softwareGPU,omitempty"`
-	// Enforcement names the strongest layer that holds memory limits on this
-	// node: dmem, guard, or advisory where only the library in the container
-	// does.
+	// Enforcement names the strongest layer that holds memory limits on all
+	// cards of this node: dmem, guard, or advisory where only the library in the
+	// container does. A program that goes past the library is then seen and told
+	// of, and not stopped.
 	// +optional
 	// +kubebuilder:validation:Enum=dmem;guard;advisory
 	Enforcement string `json:"enforcement,omitempty"`
+	// EnforcementReason says, in a sentence for each layer, why an advisory node has
+	// none in force that a program can't go past.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	EnforcementReason string `json:"enforcementReason,omitempty"`
 	// HookConnectedSince is when the hook's link to the container runtime was
 	// made; unset while it is down, and then no card is handed out.
 	// +optional
@@ -156,6 +162,11 @@ type Card struct {
 	// MIGMode is enabled, disabled, or empty where the card has none.
 	// +optional
 	MIGMode string `json:"migMode,omitempty"`
+	// Layers hold memory limits on this card, strongest first: dmem, guard,
+	// library.
+	// +optional
+	// +kubebuilder:validation:MaxItems=8
+	Layers []string `json:"layers,omitempty"`
 	// Links are the fast links to other cards of the node.
 	// +optional
 	Links []Link `json:"links,omitempty"`
@@ -247,8 +258,11 @@ const (
 	Active   = "active"
 )
 
-// Layers that hold memory limits, strongest first.
+// Layers that hold memory limits, strongest first; advisory is where only the
+// library does.
 const (
+	LayerLibrary = "library"
+
 	EnforcementDmem     = "dmem"
 	EnforcementGuard    = "guard"
 	EnforcementAdvisory = "advisory"

@@ -16,6 +16,11 @@ func (in *Card) DeepCopyInto(out *Card) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.Layers != nil {
+		in, out := &in.Layers, &out.Layers
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Links != nil {
 		in, out := &in.Links, &out.Links
 		*out = make([]Link, len(*in))

@@ -20,24 +20,27 @@ import (
 
 // cardView is one card as the cards command prints it.
 type cardView struct {
-	Node        string           `json:"node"`
-	Index       int32            `json:"index"`
-	UUID        string           `json:"uuid"`
-	Model       string           `json:"model"`
-	SoftwareGPU bool             `json:"softwareGPU,omitempty"`
-	MemoryMiB   int64            `json:"memoryMiB"`
-	GrantedMiB  int64            `json:"grantedMiB"`
-	FreeMiB     int64            `json:"freeMiB"`
-	Cores       int32            `json:"cores"`
-	Health      string           `json:"health"`
-	Reason      string           `json:"reason,omitempty"`
-	Cordoned    bool             `json:"cordoned,omitempty"`
-	CordonedFor string           `json:"cordonedFor,omitempty"`
-	HookDown    bool             `json:"hookDown,omitempty"`
-	AgentDown   bool             `json:"agentDown,omitempty"`
-	Unmanaged   bool             `json:"unmanaged,omitempty"`
-	Enforcement string           `json:"enforcement,omitempty"`
-	Slices      []v1alpha1.Slice `json:"slices"`
+	Node        string `json:"node"`
+	Index       int32  `json:"index"`
+	UUID        string `json:"uuid"`
+	Model       string `json:"model"`
+	SoftwareGPU bool   `json:"softwareGPU,omitempty"`
+	MemoryMiB   int64  `json:"memoryMiB"`
+	GrantedMiB  int64  `json:"grantedMiB"`
+	FreeMiB     int64  `json:"freeMiB"`
+	Cores       int32  `json:"cores"`
+	Health      string `json:"health"`
+	Reason      string `json:"reason,omitempty"`
+	Cordoned    bool   `json:"cordoned,omitempty"`
+	CordonedFor string `json:"cordonedFor,omitempty"`
+	HookDown    bool   `json:"hookDown,omitempty"`
+	AgentDown   bool   `json:"agentDown,omitempty"`
+	Unmanaged   bool   `json:"unmanaged,omitempty"`
+	// Enforcement is the node's, Layers are the card's.
+	Enforcement       string           `json:"enforcement,omitempty"`
+	EnforcementReason string           `json:"enforcementReason,omitempty"`
+	Layers            []string         `json:"layers,omitempty"`
+	Slices            []v1alpha1.Slice `json:"slices"`
 }
 
 func newCardsCommand() *cobra.Command {
@@ -54,12 +57,21 @@ asks the agent of the node that this runs on, and needs no API server.
 A report stays as it is when its agent is gone. So the Nodes are looked at too,
 for the taint carve.dev/hook-down, which the extender sets about ten seconds
 after: such cards are shown as "agent down", their slices as they were last
-reported. Whoever may not list Nodes gets the table without that, and a note.`,
+reported. Whoever may not list Nodes gets the table without that, and a note.
+
+-o wide adds what holds memory limits on each card: dmem (the kernel) or guard
+stop every program; library alone is advisory, and below the table stands what
+that means and why it is so.`,
 		Example: `  carve cards
   carve cards --node n1
+  carve cards -o wide
   carve cards -o json | jq '.[] | select(.freeMiB > 16000) | .uuid'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			wide := format == "wide"
+			if wide {
+				format = "table"
+			}
 			if err := checkOutputFormat(cmd, format); err != nil {
 				return err
 			}
@@ -68,7 +80,7 @@ reported. Whoever may not list Nodes gets the table without that, and a note.`,
 				if err != nil {
 					return err
 				}
-				return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards) })
+				return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards, wide) })
 			}
 			kube, client, err := k.clients()
 			if err != nil {
@@ -92,13 +104,14 @@ reported. Whoever may not list Nodes gets the table without that, and a note.`,
 			default:
 				markNodes(cards, managed)
 			}
-			return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards) })
+			return writeOutput(cmd.OutOrStdout(), cmd, format, cards, func(w io.Writer) error { return printCards(w, cards, wide) })
 		},
 	}
 	addNodeFlag(cmd, &k, &node)
 	addKubeFlags(cmd, &k, false)
 	local.add(cmd)
 	addOutputFlag(cmd, &format)
+	cmd.Flag("output").Usage += ", or wide: the table with what holds the limits, and what was taken past them"
 	return cmd
 }
 
@@ -139,7 +152,7 @@ func viewCards(nodes []v1alpha1.GPUNode) []cardView {
 			v := cardView{
 				Node: n.Name, Index: c.Index, UUID: c.UUID, Model: c.Model, SoftwareGPU: n.Status.SoftwareGPU,
 				MemoryMiB: c.MemoryMiB, Health: c.Health.State, Reason: c.Health.Reason, Cordoned: cordoned[c.UUID], CordonedFor: string(n.Spec.CordonReasons[c.UUID]),
-				HookDown: n.Status.HookConnectedSince == nil, Enforcement: n.Status.Enforcement, Slices: c.Slices,
+				HookDown: n.Status.HookConnectedSince == nil, Enforcement: n.Status.Enforcement, EnforcementReason: n.Status.EnforcementReason, Layers: c.Layers, Slices: c.Slices,
 			}
 			if v.Slices == nil {
 				v.Slices = []v1alpha1.Slice{}
@@ -169,20 +182,31 @@ func viewCards(nodes []v1alpha1.GPUNode) []cardView {
 	return out
 }
 
-// printCards prints a line for each card and, below it, a line for each slice.
-func printCards(w io.Writer, cards []cardView) error {
+// printCards prints a line for each card and, below it, a line for each slice. wide
+// adds what holds the limits.
+func printCards(w io.Writer, cards []cardView, wide bool) error {
 	if len(cards) == 0 {
 		_, err := fmt.Fprintln(w, "no node reports cards: label a GPU node with carve.dev/managed=true")
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tCARD\tMODEL / HOLDER\tMEMORY MiB\tFREE MiB\tCORES\tSTATE")
+	more := func(column string) string {
+		if !wide {
+			return ""
+		}
+		return column + "\t"
+	}
+	fmt.Fprintln(t, "NODE\tCARD\tMODEL / HOLDER\tMEMORY MiB\tFREE MiB\t"+more("RESIDUAL MiB\tLIMITS BY")+"CORES\tSTATE")
 	for _, c := range cards {
 		model := c.Model
 		if c.SoftwareGPU {
 			model += " (software GPU)"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%d%%\t%s\n", c.Node, c.Index, model, c.MemoryMiB, c.FreeMiB, c.Cores, state(c))
+		layers := "-"
+		if c.Layers != nil {
+			layers = strings.Join(c.Layers, ", ")
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%s%d%%\t%s\n", c.Node, c.Index, model, c.MemoryMiB, c.FreeMiB, more("\t"+layers), c.Cores, state(c))
 		for i, s := range c.Slices {
 			branch := "├─"
 			if i == len(c.Slices)-1 {
@@ -194,10 +218,33 @@ func printCards(w io.Writer, cards []cardView) error {
 			} else if s.Cores > 0 {
 				cores = fmt.Sprintf("%d%%", s.Cores)
 			}
-			fmt.Fprintf(t, "\t\t%s %s/%s %s\t%s\t\t%s\t%s\n", branch, s.Namespace, s.Pod, s.Container, memory, cores, s.State)
+			residual := "-"
+			if s.ResidualMiB > 0 {
+				residual = fmt.Sprint(s.ResidualMiB)
+			}
+			fmt.Fprintf(t, "\t\t%s %s/%s %s\t%s\t\t%s%s\t%s\n", branch, s.Namespace, s.Pod, s.Container, memory, more(residual+"\t"), cores, s.State)
 		}
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || !wide {
+		return err
+	}
+	return printAdvisory(w, cards)
+}
+
+// printAdvisory says what it means that nodes are advisory, and why each is.
+func printAdvisory(w io.Writer, cards []cardView) error {
+	var why []string
+	for _, c := range cards {
+		line := c.Node + ": " + c.EnforcementReason
+		if c.Enforcement == v1alpha1.EnforcementAdvisory && !slices.Contains(why, line) {
+			why = append(why, line)
+		}
+	}
+	if why == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "\nLimits by the library alone are advisory: %s.\nNo stronger layer is in force on\n  %s\n", api.AdvisoryMeans, strings.Join(why, "\n  "))
+	return err
 }
 
 // state joins what keeps a card from being used.

@@ -54,14 +54,37 @@ func gpuNodes() []v1alpha1.GPUNode {
 
 func TestCardsTable(t *testing.T) {
 	var out bytes.Buffer
-	if err := printCards(&out, viewCards(gpuNodes())); err != nil {
+	if err := printCards(&out, viewCards(gpuNodes()), false); err != nil {
 		t.Fatal(err)
 	}
 	wantGolden(t, "cards.txt", out.Bytes())
 	out.Reset()
-	if err := printCards(&out, viewCards(nil)); err != nil || out.String() != "no node reports cards: label a GPU node with carve.dev/managed=true\n" {
+	if err := printCards(&out, viewCards(nil), false); err != nil || out.String() != "no node reports cards: label a GPU node with carve.dev/managed=true\n" {
 		t.Errorf("without cards: %q, %v", out.String(), err)
 	}
+}
+
+// What holds the limits, and what it means where only the library does.
+func TestCardsWide(t *testing.T) {
+	nodes := gpuNodes()
+	for i := range nodes {
+		s := &nodes[i].Status
+		s.Enforcement, s.EnforcementReason = v1alpha1.EnforcementAdvisory, "dmem: the kernel has no dmem controller"
+		for j := range s.Cards {
+			s.Cards[j].Layers = []string{v1alpha1.LayerLibrary}
+		}
+	}
+	held := &nodes[1].Status
+	held.Enforcement, held.EnforcementReason = v1alpha1.EnforcementDmem, ""
+	for j := range held.Cards {
+		held.Cards[j].Layers = []string{v1alpha1.EnforcementDmem, v1alpha1.LayerLibrary}
+	}
+	held.Cards[0].Slices[0].ResidualMiB = 1200
+	var out bytes.Buffer
+	if err := printCards(&out, viewCards(nodes), true); err != nil {
+		t.Fatal(err)
+	}
+	wantGolden(t, "cards.wide.txt", out.Bytes())
 }
 
 func TestCardsAdd(t *testing.T) {

@@ -138,6 +138,7 @@ func (s localSource) condition() *doctor.Agent {
 	out := &doctor.Agent{
 		Version: buildVersion(), Software: v.Software, PlainFront: s.agent.TwinFault(), LinkedSince: v.LinkedSince, KubeletConnected: s.plugin.Connected(),
 		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records, SlotsPerCard: v.SlotsPerCard,
+		Enforcement: v.Enforcement, EnforcementReason: v.EnforcementReason,
 	}
 	if err := s.agent.Ready(); err != nil {
 		out.NotReady = strings.ReplaceAll(err.Error(), "\n", "; ")

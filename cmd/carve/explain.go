@@ -188,6 +188,9 @@ func printExplained(w io.Writer, r explain.Report, now time.Time, all bool) erro
 	if r.Generation > 0 {
 		fmt.Fprintf(t, "Grant:\tgeneration %d\n", r.Generation)
 	}
+	if r.Limits != "" {
+		fmt.Fprintf(t, "Limits:\t%s\n", r.Limits)
+	}
 	if z := r.Resize; z != nil {
 		switch {
 		case z.Pending:
@@ -251,6 +254,9 @@ func printExplainedSlices(b *strings.Builder, all []explain.Slice, hidden bool) 
 			state = "not shown (you may not read GPUNodes)"
 		case s.State != "":
 			state = fmt.Sprintf("%s, generation %d", s.State, s.Generation)
+		}
+		if s.ResidualMiB > 0 {
+			state += fmt.Sprintf(", %d MiB taken past the library", s.ResidualMiB)
 		}
 		if s.Drift != "" {
 			drift = s.Drift

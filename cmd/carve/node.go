@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"github.com/carve-gpu/carve/monitor/page"
 	nrihook "github.com/carve-gpu/carve/nri-hook"
 	"github.com/carve-gpu/carve/vgpu/agent"
+	"github.com/carve-gpu/carve/vgpu/dmem"
 	"github.com/carve-gpu/carve/vgpu/gpu"
 	"github.com/carve-gpu/carve/vgpu/gpu/nvml"
 )
@@ -185,6 +187,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		Reports:        reports,
 		SlotsPerCard:   o.slotsPerCard,
 		StopUnadjusted: !o.keepUnadjusted,
+		Layers:         []agent.Layer{dmem.New("/proc", filepath.Join("/", o.hostRoot, "sys/fs/cgroup"))},
 		Place:          place,
 		Version:        buildVersion(),
 		Log:            log,
@@ -300,11 +303,12 @@ func (n *node) View() monitor.View {
 		Node: n.name, Version: n.version, DriverVersion: v.DriverVersion, Software: v.Software,
 		LinkedSince: v.LinkedSince, KubeletConnected: n.plugin.Connected(),
 		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records, AccessRepairs: v.AccessRepairs,
+		Enforcement: v.Enforcement, EnforcementReason: v.EnforcementReason,
 	}
 	for _, c := range v.Cards {
 		out.Cards = append(out.Cards, monitor.Card{
 			Card: c.Card, Sample: c.Sample, Fault: c.Fault,
-			GrantedBytes: uint64(c.GrantedMiB) << 20, GrantedCores: c.GrantedCores, ContextBytes: c.ContextBytes,
+			GrantedBytes: uint64(c.GrantedMiB) << 20, GrantedCores: c.GrantedCores, ContextBytes: c.ContextBytes, Layers: c.Layers,
 		})
 	}
 	for _, s := range v.Slices {
@@ -360,7 +364,7 @@ func (s hookState) Started(c nrihook.Container)   { s.agent.Started(c.ID, c.Host
 func (s hookState) Updated(c nrihook.Container)   { s.agent.Updated(c.ID) }
 
 func (s hookState) Starting(c nrihook.Container) error {
-	return s.agent.Starting(c.ID)
+	return s.agent.Starting(c.ID, c.HostPID)
 }
 func (s hookState) Exited(c nrihook.Container) { s.agent.Exited(c.ID) }
 func (s hookState) SandboxStarted(uid, namespace, name string, annotations map[string]string) {

@@ -145,6 +145,7 @@ func localCards(ctx context.Context, local *localFlags) ([]cardView, error) {
 			Node: answer.GetNode(), Index: c.GetIndex(), UUID: c.GetUuid(), Model: c.GetModel(), SoftwareGPU: c.GetSoftwareGpu(),
 			MemoryMiB: int64(c.GetMemoryBytes() >> 20), GrantedMiB: int64(c.GetGrantedBytes() >> 20), Cores: c.GetGrantedCores(),
 			Health: v1alpha1.Healthy, HookDown: !answer.GetHookLinked(), Slices: held[c.GetUuid()],
+			Enforcement: answer.GetEnforcement(), EnforcementReason: answer.GetEnforcementReason(), Layers: c.GetLayers(),
 		}
 		switch {
 		case c.GetLost():

@@ -25,7 +25,7 @@ func Check(f Facts) []api.Finding {
 	var out []api.Finding
 	for _, check := range []func(Facts) []api.Finding{
 		agent, nri, defaultRuntime, toolkitEnv, toolkitNRI, cdi, driver, software, devices, persistence, mig,
-		cgroup, runDir, kubelet, slots, journal, unadjusted, library, clock,
+		cgroup, limits, runDir, kubelet, slots, journal, unadjusted, library, clock,
 	} {
 		for _, found := range check(f) {
 			if found.Where == "" {
@@ -315,6 +315,19 @@ func cgroup(f Facts) []api.Finding {
 		return fail(check, "/sys/fs/cgroup", "cgroup v1 without the devices controller", "every container can open every card", "mount the controller devices, or boot with cgroup v2")
 	}
 	return ok(check, "/sys/fs/cgroup", fmt.Sprintf("cgroup v%d, device rules hold", f.Cgroup.Version))
+}
+
+func limits(f Facts) []api.Finding {
+	const check = "limits"
+	switch a := f.Agent; {
+	case a == nil || a.Enforcement == "":
+		return ok(check, "", "what holds memory limits wasn't looked at: the agent tells it")
+	case a.Enforcement == "advisory":
+		return warn(check, "", "memory limits are advisory, as the library in the containers alone holds them ("+a.EnforcementReason+")",
+			api.AdvisoryMeans, "let no one run programs here whom you wouldn't trust with the card, or run a kernel with the dmem controller (Linux 6.14) and a driver that registers its memory there (R615)")
+	default:
+		return ok(check, "", "memory limits are held by "+a.Enforcement+" beside the library, whatever a program does")
+	}
 }
 
 func runDir(f Facts) []api.Finding {

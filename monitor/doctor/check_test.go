@@ -19,7 +19,7 @@ func healthy() Facts {
 	return Facts{
 		Node: "n1",
 		Agent: &Agent{
-			Version: "v1", LinkedSince: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), KubeletConnected: true, Records: 1, SlotsPerCard: 32,
+			Version: "v1", LinkedSince: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), KubeletConnected: true, Records: 1, SlotsPerCard: 32, Enforcement: "dmem",
 			Cards: []Card{
 				{UUID: "GPU-a", Index: 0, MIGMode: "disabled", Persistence: "enabled", MemoryMiB: 81000, GrantedMiB: 8000, GrantedCores: 30, Slices: 1},
 				{UUID: "GPU-b", Index: 1, MIGMode: "disabled", Persistence: "enabled", MemoryMiB: 81000},
@@ -60,6 +60,9 @@ var faults = []struct {
 }{
 	{"no agent", func(f *Facts) { f.Agent, f.AgentFault = nil, "there is no socket" }, "agent", api.LevelFail, []string{"there is no socket", "spec.nodeName=n1", "carve.dev/managed=true"}},
 	{"agent not ready", func(f *Facts) { f.Agent.NotReady = "the cards aren't known" }, "agent", api.LevelFail, []string{"the cards aren't known"}},
+	{"limits by the library alone", func(f *Facts) {
+		f.Agent.Enforcement, f.Agent.EnforcementReason = "advisory", "dmem: the kernel has no dmem controller"
+	}, "limits", api.LevelWarn, []string{"advisory", "no dmem controller", "isn't stopped at its limit", "R615"}},
 	{"grants refused", func(f *Facts) { f.Agent.Refused = 2 }, "agent", api.LevelWarn, []string{"2 pod(s)"}},
 	{"NRI switched off in containerd 1.7", func(f *Facts) {
 		f.Runtime.NRI, f.Runtime.ConfigVersion, f.Agent.LinkedSince = "off", 2, time.Time{}

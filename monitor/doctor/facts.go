@@ -48,7 +48,10 @@ type Agent struct {
 	// whose grant isn't honoured, Records the pods in the journal.
 	Unadjusted, Refused, Records int
 	SlotsPerCard                 int
-	Cards                        []Card
+	// Enforcement is the strongest layer that holds memory limits on all cards,
+	// "advisory" for none but the library, and then EnforcementReason says why.
+	Enforcement, EnforcementReason string
+	Cards                          []Card
 }
 
 // Card is a card as the agent sees it.

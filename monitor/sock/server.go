@@ -83,6 +83,7 @@ func (s *Server) ListCards(context.Context, *nodev1.ListCardsRequest) (*nodev1.L
 	return &nodev1.ListCardsResponse{
 		Node: v.Node, AgentVersion: v.Version, DriverVersion: v.DriverVersion,
 		HookLinked: !v.LinkedSince.IsZero(), Cards: cards(v),
+		Enforcement: v.Enforcement, EnforcementReason: v.EnforcementReason,
 	}, nil
 }
 
@@ -181,7 +182,7 @@ func cards(v monitor.View) []*nodev1.Card {
 			Uuid: c.UUID, Index: int32(c.Index), Model: c.Model, PciBusId: c.PCIBusID, NumaNode: int32(c.NUMANode),
 			MemoryBytes: uint64(c.MemoryMiB()) << 20, GrantedBytes: c.GrantedBytes, GrantedCores: int32(c.GrantedCores),
 			Exclusive: exclusive[c.UUID], UsedBytes: c.Sample.UsedBytes, MigMode: c.MIGMode, Fault: c.Fault, Lost: c.Lost,
-			SoftwareGpu: v.Software,
+			SoftwareGpu: v.Software, Layers: c.Layers,
 		})
 	}
 	sort.SliceStable(out, func(i, j int) bool { return out[i].GetIndex() < out[j].GetIndex() })

@@ -33,6 +33,10 @@ type Slice struct {
 	Ended bool `json:"ended,omitempty"`
 	// Generation is the one in force.
 	Generation int32 `json:"generation,omitempty"`
+	// Layers hold the limits on the card, strongest first; ResidualMiB is what was
+	// taken past the library.
+	Layers      []string `json:"layers,omitempty"`
+	ResidualMiB int64    `json:"residualMiB,omitempty"`
 	// Drift says how the report differs from the grant.
 	Drift string `json:"drift,omitempty"`
 
@@ -80,9 +84,31 @@ func (r *Report) bound(in Inputs, request api.Request, granted bool) {
 	r.judgeSlices(p)
 }
 
+// limits says what holds shares to their memory; empty where no node has said.
+func limits(all []Slice) string {
+	var hard, weak []string
+	for _, s := range all {
+		switch {
+		case s.Mode != string(api.ModeVGPU) || s.Layers == nil:
+		case s.Layers[0] == v1alpha1.LayerLibrary:
+			weak = append(weak, s.Container)
+		case !slices.Contains(hard, s.Layers[0]):
+			hard = append(hard, s.Layers[0])
+		}
+	}
+	switch {
+	case weak != nil:
+		return "advisory, held by the library alone: " + api.AdvisoryMeans
+	case hard != nil:
+		return "held by " + strings.Join(hard, ", ") + " beside the library, whatever a program does"
+	}
+	return ""
+}
+
 // judgeSlices compares grant and report. Init containers come and go: theirs
 // needn't be there.
 func (r *Report) judgeSlices(p *corev1.Pod) {
+	r.Limits = limits(r.Slices)
 	active, prepared, there, want := 0, 0, 0, 0
 	var drift []string
 	for _, s := range r.Slices {
@@ -209,12 +235,12 @@ func (s *Slice) compare(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) {
 	}
 	c := &report.Status.Cards[at]
 	index := c.Index
-	s.Index = &index
+	s.Index, s.Layers = &index, c.Layers
 	for _, is := range c.Slices {
 		if is.PodUID != string(p.UID) || is.Container != s.Container {
 			continue
 		}
-		s.State, s.Generation = is.State, is.Generation
+		s.State, s.Generation, s.ResidualMiB = is.State, is.Generation, is.ResidualMiB
 		switch {
 		case int(is.RefusedGeneration) == g.Generation && is.Refusal != "":
 			s.Drift = fmt.Sprintf("the node refuses generation %d: %s", g.Generation, is.Refusal)

@@ -76,9 +76,11 @@ type Report struct {
 	Nodes     []Node     `json:"nodes,omitempty"`
 	Node      string     `json:"node,omitempty"`
 	// NodeBlocked is why the pod's node takes nothing new, if it doesn't.
-	NodeBlocked string  `json:"nodeBlocked,omitempty"`
-	Generation  int     `json:"generation,omitempty"` // of its grant
-	Slices      []Slice `json:"slices,omitempty"`
+	NodeBlocked string `json:"nodeBlocked,omitempty"`
+	Generation  int    `json:"generation,omitempty"` // of its grant
+	// Limits says what holds it to its share of memory.
+	Limits string  `json:"limits,omitempty"`
+	Slices []Slice `json:"slices,omitempty"`
 	// ReportsHidden is true where what nodes report may not be read.
 	ReportsHidden bool    `json:"reportsHidden,omitempty"`
 	Resize        *Resize `json:"resize,omitempty"`

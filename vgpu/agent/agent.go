@@ -56,6 +56,8 @@ type Config struct {
 	// without the hook, so that the kubelet starts them again; without it they
 	// are only reported.
 	StopUnadjusted bool
+	// Layers hold memory limits beside the library, strongest first.
+	Layers []Layer
 	// Place chooses cards for pods that came past the extender; without it they
 	// get none. It must not call the agent.
 	Place   func(LocalPod) (api.Grant, error)
@@ -102,6 +104,9 @@ type Agent struct {
 
 	privileged namespaces
 
+	// holdMu is held while a container's limits are put in force.
+	holdMu sync.Mutex
+
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have
 	// got what it waits for.
@@ -127,7 +132,9 @@ type Agent struct {
 	// node.
 	linkFault, downSaid string
 	hardware            hardwareState
-	twins               twins
+	// layers are Config.Layers with what is known of them.
+	layers []layerState
+	twins  twins
 	// accessRepairs counts the containers that got lost devices back.
 	accessRepairs uint64
 	// linked says that the hook was linked once since this process started,
@@ -156,6 +163,8 @@ type holding struct {
 	// next is a later grant that is being put in force; meanwhile the record's
 	// is, and room is kept for both.
 	next *record
+	// granted is next once it is in the journal: from then on it counts.
+	granted *record
 	// refusedGeneration is that of a later grant that can't be put in force, 0
 	// if there is none, and refusal says why.
 	refusedGeneration int
@@ -184,6 +193,8 @@ type use struct {
 	// can't be opened, and that this was said.
 	devices    []gpu.DeviceNode
 	accessLost bool
+	// layers say what each layer does for it.
+	layers map[string]held
 }
 
 // New opens the journal and prepares what it holds, so that the hook can serve

@@ -611,11 +611,11 @@ func TestContainersThatStartedWithoutTheHookAreCountedAndStopped(t *testing.T) {
 	)
 	eventually(t, "they are reported", func() bool { s, _ := n.api.report(); return s.UnadjustedContainers == 2 })
 	eventually(t, "an event", func() bool { return strings.Contains(n.api.said(), "pod-uid-1 StartedWithoutCard") })
-	if err := n.Starting("gap"); err == nil {
+	if err := n.Starting("gap", 0); err == nil {
 		t.Error("a container that was created without the hook may start")
 	}
 	for _, id := range []string{"plain", "unknown"} {
-		if err := n.Starting(id); err != nil {
+		if err := n.Starting(id, 0); err != nil {
 			t.Errorf("%s: %v", id, err)
 		}
 	}

@@ -152,6 +152,7 @@ func (a *Agent) readCards() {
 		return
 	}
 	a.findDriver(inventory.DriverVersion)
+	a.lookAtLayers(inventory.Cards)
 	a.setCards(inventory, true)
 }
 

@@ -147,6 +147,7 @@ func (a *Agent) Started(id string, hostPID int) {
 			u.hostPID = hostPID
 		}
 		a.containers[id] = u
+		a.stir() // layers hold it, should the runtime not have told its pid before
 	}
 }
 
@@ -177,13 +178,24 @@ func (a *Agent) Exited(id string) {
 	}
 }
 
-// Starting is asked before a created container starts. A container that should
-// have a card and was created without the hook must not.
-func (a *Agent) Starting(id string) error {
+// Starting is asked before a created container starts; hostPID is its process, which
+// waits, or 0 where the runtime doesn't say. A container that should have a card and
+// was created without the hook must not start. One with a share is held from here on
+// by all layers that can; where one can't, that is reported, and the library holds.
+func (a *Agent) Starting(id string, hostPID int) error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if u, ok := a.containers[id]; ok && a.unadjusted(u) {
+	u, ok := a.containers[id]
+	if ok && a.unadjusted(u) {
+		a.mu.Unlock()
 		return fmt.Errorf("container %s was created while carve's hook was away and has no card; it must be created again", u.container)
+	}
+	if ok && hostPID != 0 {
+		u.hostPID = hostPID
+		a.containers[id] = u
+	}
+	a.mu.Unlock()
+	if ok && hostPID != 0 && len(a.Layers) > 0 {
+		_ = a.holdContainer(id) // it has been noted
 	}
 	return nil
 }

@@ -133,6 +133,7 @@ func (a *Agent) reclaimLoop(ctx context.Context) {
 		if due {
 			waiting, looked = r.look(), now
 		}
+		_ = a.holdAll() // noted where it can't be
 		r.sampleResiduals(now)
 		var again <-chan time.Time
 		switch {

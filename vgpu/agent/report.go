@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sort"
 	"time"
 
@@ -48,7 +49,6 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 		AgentVersion:  a.Version,
 		DriverVersion: a.hardware.inventory.DriverVersion,
 		SoftwareGPU:   a.Software,
-		Enforcement:   v1alpha1.EnforcementAdvisory,
 		SlotsPerCard:  slots,
 	}
 	if !a.linkedSince.IsZero() {
@@ -62,7 +62,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 			active[[2]string{u.uid, u.container}] = true
 		}
 	}
-	slices := map[string][]v1alpha1.Slice{}
+	onCard := map[string][]v1alpha1.Slice{}
 	for uid, h := range a.held {
 		if !h.prepared && h.State == stateHeld {
 			continue
@@ -77,7 +77,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 				state = v1alpha1.Active
 			}
 			for i, c := range cards {
-				slices[c.Card] = append(slices[c.Card], v1alpha1.Slice{
+				onCard[c.Card] = append(onCard[c.Card], v1alpha1.Slice{
 					PodUID: uid, Container: name, Namespace: h.Namespace, Pod: h.Pod,
 					MemMiB: c.MemMiB, Cores: int32(c.Cores), Mode: string(c.Mode),
 					Generation: int32(h.Grant.Generation), State: state,
@@ -87,15 +87,21 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 			}
 		}
 	}
+	var reasons []string
 	for _, c := range a.hardware.inventory.Cards {
 		card := v1alpha1.Card{
 			UUID: c.UUID, Index: int32(c.Index), Model: c.Model, PCIBusID: c.PCIBusID,
 			MemoryMiB: c.MemoryMiB(), PhysicalMiB: int64(c.MemoryBytes >> 20), MIGMode: c.MIGMode,
-			Health: a.hardware.health(c), Slices: slices[c.UUID],
+			Health: a.hardware.health(c), Slices: onCard[c.UUID],
 		}
 		if c.NUMANode >= 0 {
 			n := int32(c.NUMANode)
 			card.NUMANode = &n
+		}
+		var why string
+		card.Layers, why = a.layersOf(c.UUID)
+		if why != "" && !slices.Contains(reasons, why) {
+			reasons = append(reasons, why)
 		}
 		for _, l := range c.Links {
 			card.Links = append(card.Links, v1alpha1.Link{UUID: l.UUID, Class: l.Class, Lanes: int32(l.Lanes)})
@@ -109,6 +115,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 		s.Summary.MemoryMiB += card.MemoryMiB
 		s.Summary.Slices += int32(len(card.Slices))
 	}
+	s.Enforcement, s.EnforcementReason = enforcement(s.Cards, reasons)
 	for _, h := range a.held {
 		if !h.prepared && h.State == stateHeld {
 			continue

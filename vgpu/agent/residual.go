@@ -157,6 +157,14 @@ func beyond(before, after region.Usage, card int, holders []holder, limit, doubl
 	return span{less(sum, c.high), less(sum, c.low)}
 }
 
+// beyondAll is the same where a layer says what the whole container holds. That has
+// what its dead processes held, until the driver has taken it back, as their slots
+// have; and it may have managed memory, so all that is charged counts.
+func beyondAll(before, after region.Usage, card int, used, limit uint64) span {
+	c := charged(before.Slots, after.Slots, card, limit, true)
+	return span{less(used, c.high), less(used, c.low)}
+}
+
 // history is what was seen of one share on one card.
 type history struct {
 	// last are the samples before this one, the latest last.
@@ -235,6 +243,11 @@ func (r *reaper) sampleCard(uuid string, shares []share, contexts map[owner]uint
 			r.Log.Debug("a card can't be sampled; what containers hold past their library isn't known", "card", uuid, "error", err)
 			return
 		}
+		figures := make([]uint64, len(shares))
+		counted := make([]bool, len(shares))
+		for i, s := range shares {
+			figures[i], counted[i] = r.usedByLayer(s, uuid)
+		}
 		after := r.readAll(shares)
 		holders := r.holders(seen.Processes, shares)
 		doubled := twice(seen)
@@ -244,7 +257,12 @@ func (r *reaper) sampleCard(uuid string, shares []share, contexts map[owner]uint
 				continue
 			}
 			card := slices.Index(s.cards, uuid)
-			h := beyond(*before[i], *after[i], card, holders[i], s.limits[card], doubled)
+			var h span
+			if counted[i] {
+				h = beyondAll(*before[i], *after[i], card, figures[i], s.limits[card])
+			} else {
+				h = beyond(*before[i], *after[i], card, holders[i], s.limits[card], doubled)
+			}
 			if !h.exact() && try < residualTries {
 				again = append(again, s)
 				continue

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/gpu"
 	"github.com/carve-gpu/carve/vgpu/region"
 )
 
@@ -21,13 +22,14 @@ import (
 // none. The journal holds what is in force, before and after; start-up makes the
 // files what the journal says, so a crash at any step leaves one or the other:
 //
-//  1. limits that shrink are lowered in the files, and nothing else;
+//  1. limits that shrink are lowered in the files;
 //  2. usage is read. A request that was let in under the old limit is seen here,
 //     or sees the new one (vgpu/lib/src/ledger.c, carve_try), so what is found
-//     to fit stays so. Where it doesn't fit, the old limits are put back and the
-//     grant is refused;
+//     to fit stays so. Then the other layers are lowered (Layer), which say by
+//     themselves if more is in use. Where it doesn't fit, the old limits are put
+//     back and the grant is refused;
 //  3. the journal takes the new grant: from here on it is in force;
-//  4. limits that grow are raised, and the node reports.
+//  4. limits that grow are raised, in the other layers first, and the node reports.
 //
 // Until 4 is done the old amounts are reported; the extender counts the larger
 // of grant and report, so nobody is given room that is still in use.
@@ -79,18 +81,25 @@ func (a *Agent) resizeAndUnlock(r record, h *holding) error {
 	begin := time.Now()
 	old := h.record
 	r.Local = old.Local
-	h.next = &r
+	h.next, h.granted = &r, nil
 	a.mu.Unlock()
 
 	err := a.lower(old, r)
 	if err == nil {
 		var refusal string
-		if refusal, err = a.overuse(old, r); err == nil && refusal != "" {
+		if refusal, err = a.overuse(old, r); err == nil && refusal == "" {
+			// A layer that isn't in force can't keep a resize from the library.
+			if fault := a.holdAll(r.Grant.UID); errors.Is(fault, gpu.ErrInUse) {
+				refusal = "more is in use than the resize would leave: " + fault.Error()
+			}
+		}
+		if err == nil && refusal != "" {
 			// The journal first: an earlier try may have got as far as writing it.
 			if err = errors.Join(a.journal.write(old), a.prepareFiles(old)); err == nil {
 				a.mu.Lock()
 				h.next = nil
 				a.mu.Unlock()
+				_ = a.holdAll(old.Grant.UID) // what it was; noted where it can't be
 				a.refuseResize(h, r.Grant.Generation, refusal)
 				return nil
 			}
@@ -102,6 +111,11 @@ func (a *Agent) resizeAndUnlock(r record, h *holding) error {
 		a.stepped("journal-held")
 	}
 	if err == nil {
+		a.mu.Lock()
+		h.granted = &r
+		a.mu.Unlock()
+		// Layers before the library, so that it lets nothing in that they refuse.
+		_ = a.holdAll(r.Grant.UID) // noted where it can't be
 		err = a.prepareFiles(r)
 	}
 	if err != nil {
@@ -113,7 +127,7 @@ func (a *Agent) resizeAndUnlock(r record, h *holding) error {
 	if !h.prepared {
 		h.preparedAt = time.Now()
 	}
-	h.record, h.next, h.prepared = r, nil, true
+	h.record, h.next, h.granted, h.prepared = r, nil, nil, true
 	h.refusedGeneration, h.refusal = 0, ""
 	delete(a.refused, r.Grant.UID)
 	a.wake()
@@ -202,10 +216,13 @@ func (a *Agent) drivenBytes(uid, container, card string) uint64 {
 		}
 	}
 	a.mu.Unlock()
+	if used, counted := a.usedByLayer(share{ids: ids}, card); counted {
+		return used
+	}
 	if door == nil || len(ids) == 0 {
 		return 0
 	}
-	s, err := door.Sample(card)
+	s, err := door.Occupancy(card)
 	if err != nil {
 		return 0
 	}

@@ -389,8 +389,9 @@ func TestNoFalseRefusalUnderTheAgentsEyes(t *testing.T) {
 		wait.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(n), 5))
 			var used uint64
-			for i := range calls {
+			for i := 0; i < calls; {
 				if r.IntN(2) == 0 && len(p.held) > 0 {
+					i++
 					at := r.IntN(len(p.held))
 					used -= paged(p.held[at])
 					p.free(at)
@@ -403,6 +404,7 @@ func TestNoFalseRefusalUnderTheAgentsEyes(t *testing.T) {
 				if bytes == 0 || used+paged(bytes) > share {
 					continue
 				}
+				i++
 				if !p.alloc(bytes) {
 					t.Errorf("program %d, call %d: %d bytes refused with %d of %d in use, residual %d", n, i, bytes, used, share, s.residual(0))
 					return

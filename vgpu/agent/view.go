@@ -22,6 +22,9 @@ type View struct {
 	Records int
 	// SlotsPerCard is how many containers may share a card.
 	SlotsPerCard int
+	// Enforcement is the strongest layer that holds memory limits on all cards,
+	// "advisory" for none but the library, and then EnforcementReason says why.
+	Enforcement, EnforcementReason string
 	// AccessRepairs counts the containers that had lost their devices and got
 	// them back.
 	AccessRepairs uint64
@@ -40,6 +43,8 @@ type CardView struct {
 	GrantedMiB   int64
 	GrantedCores int
 	Whole        bool
+	// Layers hold memory limits on it, strongest first.
+	Layers []string
 	// ContextBytes is what a context costs, 0 where it isn't known.
 	ContextBytes uint64
 }
@@ -77,6 +82,7 @@ func (a *Agent) View() View {
 		Node: a.Node, DriverVersion: status.DriverVersion, Software: a.Software,
 		LinkedSince: a.linkedSince, Unadjusted: int(status.UnadjustedContainers),
 		Refused: len(a.refused), Records: len(a.held), SlotsPerCard: int(status.SlotsPerCard), AccessRepairs: a.accessRepairs,
+		Enforcement: status.Enforcement, EnforcementReason: status.EnforcementReason,
 	}
 	granted := map[string]amount{}
 	for _, h := range a.held {
@@ -94,10 +100,14 @@ func (a *Agent) View() View {
 		}
 	}
 	a.mu.Unlock()
+	layers := map[string][]string{}
+	for _, c := range status.Cards {
+		layers[c.UUID] = c.Layers
+	}
 
 	for _, c := range cards {
 		am := granted[c.UUID]
-		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault, ContextBytes: a.contexts.of(status.DriverVersion, c.Model)}
+		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault, ContextBytes: a.contexts.of(status.DriverVersion, c.Model), Layers: layers[c.UUID]}
 		if am.whole {
 			cv.GrantedMiB, cv.GrantedCores = c.MemoryMiB(), 100
 		}

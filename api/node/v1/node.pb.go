@@ -105,8 +105,10 @@ type Card struct {
 	// Why the card can't be used; empty for a healthy one.
 	Fault string `protobuf:"bytes,12,opt,name=fault,proto3" json:"fault,omitempty"`
 	// It is gone until a reset or a reboot.
-	Lost          bool `protobuf:"varint,14,opt,name=lost,proto3" json:"lost,omitempty"`
-	SoftwareGpu   bool `protobuf:"varint,13,opt,name=software_gpu,json=softwareGpu,proto3" json:"software_gpu,omitempty"`
+	Lost        bool `protobuf:"varint,14,opt,name=lost,proto3" json:"lost,omitempty"`
+	SoftwareGpu bool `protobuf:"varint,13,opt,name=software_gpu,json=softwareGpu,proto3" json:"software_gpu,omitempty"`
+	// What holds memory limits on it, strongest first: dmem, guard, library.
+	Layers        []string `protobuf:"bytes,15,rep,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -237,6 +239,13 @@ func (x *Card) GetSoftwareGpu() bool {
 		return x.SoftwareGpu
 	}
 	return false
+}
+
+func (x *Card) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
 }
 
 type Slice struct {
@@ -443,10 +452,14 @@ type ListCardsResponse struct {
 	AgentVersion  string                 `protobuf:"bytes,2,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	DriverVersion string                 `protobuf:"bytes,3,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
 	// The hook is linked to the container runtime.
-	HookLinked    bool    `protobuf:"varint,4,opt,name=hook_linked,json=hookLinked,proto3" json:"hook_linked,omitempty"`
-	Cards         []*Card `protobuf:"bytes,5,rep,name=cards,proto3" json:"cards,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HookLinked bool    `protobuf:"varint,4,opt,name=hook_linked,json=hookLinked,proto3" json:"hook_linked,omitempty"`
+	Cards      []*Card `protobuf:"bytes,5,rep,name=cards,proto3" json:"cards,omitempty"`
+	// The strongest layer that holds limits on all cards: dmem, guard, advisory.
+	Enforcement string `protobuf:"bytes,6,opt,name=enforcement,proto3" json:"enforcement,omitempty"`
+	// Why it is advisory.
+	EnforcementReason string `protobuf:"bytes,7,opt,name=enforcement_reason,json=enforcementReason,proto3" json:"enforcement_reason,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ListCardsResponse) Reset() {
@@ -512,6 +525,20 @@ func (x *ListCardsResponse) GetCards() []*Card {
 		return x.Cards
 	}
 	return nil
+}
+
+func (x *ListCardsResponse) GetEnforcement() string {
+	if x != nil {
+		return x.Enforcement
+	}
+	return ""
+}
+
+func (x *ListCardsResponse) GetEnforcementReason() string {
+	if x != nil {
+		return x.EnforcementReason
+	}
+	return ""
 }
 
 type ListSlicesRequest struct {
@@ -1026,7 +1053,7 @@ var File_node_proto protoreflect.FileDescriptor
 const file_node_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"node.proto\x12\rcarve.node.v1\"\x93\x03\n" +
+	"node.proto\x12\rcarve.node.v1\"\xab\x03\n" +
 	"\x04Card\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x05R\x05index\x12\x14\n" +
@@ -1044,7 +1071,8 @@ const file_node_proto_rawDesc = "" +
 	"\bmig_mode\x18\v \x01(\tR\amigMode\x12\x14\n" +
 	"\x05fault\x18\f \x01(\tR\x05fault\x12\x12\n" +
 	"\x04lost\x18\x0e \x01(\bR\x04lost\x12!\n" +
-	"\fsoftware_gpu\x18\r \x01(\bR\vsoftwareGpu\"\xa4\x03\n" +
+	"\fsoftware_gpu\x18\r \x01(\bR\vsoftwareGpu\x12\x16\n" +
+	"\x06layers\x18\x0f \x03(\tR\x06layers\"\xa4\x03\n" +
 	"\x05Slice\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
@@ -1067,14 +1095,16 @@ const file_node_proto_rawDesc = "" +
 	"generation\x18\x0e \x01(\x05R\n" +
 	"generation\x12%\n" +
 	"\x0eresidual_bytes\x18\x0f \x01(\x04R\rresidualBytes\"\x12\n" +
-	"\x10ListCardsRequest\"\xbf\x01\n" +
+	"\x10ListCardsRequest\"\x90\x02\n" +
 	"\x11ListCardsResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12%\n" +
 	"\x0edriver_version\x18\x03 \x01(\tR\rdriverVersion\x12\x1f\n" +
 	"\vhook_linked\x18\x04 \x01(\bR\n" +
 	"hookLinked\x12)\n" +
-	"\x05cards\x18\x05 \x03(\v2\x13.carve.node.v1.CardR\x05cards\"'\n" +
+	"\x05cards\x18\x05 \x03(\v2\x13.carve.node.v1.CardR\x05cards\x12 \n" +
+	"\venforcement\x18\x06 \x01(\tR\venforcement\x12-\n" +
+	"\x12enforcement_reason\x18\a \x01(\tR\x11enforcementReason\"'\n" +
 	"\x11ListSlicesRequest\x12\x12\n" +
 	"\x04card\x18\x01 \x01(\tR\x04card\"V\n" +
 	"\x12ListSlicesResponse\x12\x12\n" +

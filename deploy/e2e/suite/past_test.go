@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 )
 
@@ -59,6 +60,22 @@ func TestMemoryTakenPastTheLibrary(t *testing.T) {
 		if f := strings.Fields(line); len(f) > 7 && f[1] == "crooked" && (len(f[6]) != 4 || f[6] < "6000") {
 			t.Errorf("carve top pods says %q", line)
 		}
+	}
+	// Wherever limits are shown stands what they are worth here, and why.
+	for what, args := range map[string][]string{
+		"carve cards -o wide": {"cards", "-o", "wide"},
+		"carve explain pod":   {"explain", "pod", "crooked", "-n", ns},
+	} {
+		out, err := cluster.Carve(t.Context(), args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := string(out); !strings.Contains(text, api.AdvisoryMeans) {
+			t.Errorf("%s says\n%s", what, text)
+		}
+	}
+	if text := metrics(t); !strings.Contains(text, `carve_limits_advisory{node="`) || !strings.Contains(text, `layer="library"`) {
+		t.Error("no metric says that limits are advisory")
 	}
 	past.end()
 	eventually(t, "the room to be back once the program has ended", func(context.Context) string {

@@ -1,0 +1,13 @@
+package gpu
+
+import "errors"
+
+// Errors of what holds containers to their memory.
+var (
+	// ErrEnded is wrapped by errors about a container that has no process or cgroup
+	// any more.
+	ErrEnded = errors.New("the container has ended")
+	// ErrInUse is wrapped by errors about a limit that isn't taken because more is in
+	// use.
+	ErrInUse = errors.New("more is in use")
+)
