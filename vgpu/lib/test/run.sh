@@ -84,6 +84,7 @@ for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     on_soft "pools" "$driver" "$folder/pool_test"
     on_soft "arrays" "$driver" "$folder/array_test"
     on_soft "graphs" "$driver" "$folder/graph_test"
+    on_soft "shared memory" "$driver" "$folder/shared_test"
 done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
