@@ -89,4 +89,38 @@ const (
 	linePeakAt        = 56
 	lineUnchargedAt   = 64
 	lineImportedAt    = 72
+
+	// Compute: see carve_region.h. The library reads these; no part of this package
+	// writes them yet, so that no compute is divided.
+	limitsComputeAt = 24
+
+	computeAt          = 4096
+	computeCardBytes   = 9 * 4096
+	computeHeartbeatAt = 0
+	computeTruthAt     = 8
+	computeAheadAt     = 16
+	computePaceAt      = 48
+	computeTermsAt     = 16448
+
+	paceCountAt    = 0
+	paceContextsAt = 8
+	paceMostAt     = 12
+	pacePointsAt   = 16
+	pacePoints     = 1024
+	pacePointBytes = 16
+
+	termsBytes        = 16
+	termsCorrectionAt = 0
+	termsShareAt      = 8
+	termsFlagsAt      = 12
+	termsGate         = 3
+	termsBorrow       = 4
+
+	lineComputeSequenceAt = 80
+	lineChargedAt         = 88
+	lineSinceAt           = 96
+	lineCommittedAt       = 104
+	lineCreditAt          = 112
+	lineCreditTimeAt      = 120
+	computeWaiting        = 1 << 63
 )

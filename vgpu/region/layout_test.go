@@ -73,6 +73,21 @@ func TestEveryNumberIsTheHeaders(t *testing.T) {
 		at("carve_usage_line", "allocations", lineAllocationsAt), at("carve_usage_line", "refusals", lineRefusalsAt),
 		at("carve_usage_line", "last_refused_bytes", lineLastRefusedAt), at("carve_usage_line", "peak_bytes", linePeakAt),
 		at("carve_usage_line", "uncharged_bytes", lineUnchargedAt), at("carve_usage_line", "imported_bytes", lineImportedAt),
+
+		at("carve_limits", "compute", limitsComputeAt), {"CARVE_COMPUTE_AT", computeAt},
+		size("carve_compute_card", computeCardBytes),
+		at("carve_compute_card", "heartbeat_ns", computeHeartbeatAt), at("carve_compute_card", "truth_ns", computeTruthAt),
+		at("carve_compute_card", "ahead_ns", computeAheadAt), at("carve_compute_card", "pace", computePaceAt),
+		at("carve_compute_card", "terms", computeTermsAt),
+		at("carve_pace", "count", paceCountAt), at("carve_pace", "contexts", paceContextsAt), at("carve_pace", "most", paceMostAt),
+		at("carve_pace", "points", pacePointsAt), {"CARVE_PACE_POINTS", pacePoints}, size("carve_pace_point", pacePointBytes),
+		size("carve_compute_terms", termsBytes), at("carve_compute_terms", "correction_ns", termsCorrectionAt),
+		at("carve_compute_terms", "share_ppm", termsShareAt), at("carve_compute_terms", "flags", termsFlagsAt),
+		{"CARVE_TERMS_GATE", termsGate}, {"CARVE_TERMS_BORROW", termsBorrow},
+		at("carve_usage_line", "compute_sequence", lineComputeSequenceAt), at("carve_usage_line", "charged_ns", lineChargedAt),
+		at("carve_usage_line", "since_ns", lineSinceAt), at("carve_usage_line", "committed_ns", lineCommittedAt),
+		at("carve_usage_line", "credit_ns", lineCreditAt), at("carve_usage_line", "credit_at_ns", lineCreditTimeAt),
+		{"CARVE_COMPUTE_WAITING", computeWaiting},
 	}
 
 	var src strings.Builder

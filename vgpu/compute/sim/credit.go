@@ -4,8 +4,8 @@ package sim
 // #include "credit.h"
 import "C"
 
-// credit.c and credit.h are links to the library's own files, so that this package
-// is built anew when they change.
+// credit.c, credit.h and carve_region.h are links to the library's own files, so that
+// this package is built anew when they change.
 
 // account is a process' credit and what it knows of its functions.
 type account struct {

@@ -99,10 +99,56 @@ struct carve_limits {
     uint32_t abi;
     uint32_t size;       /* CARVE_LIMITS_SIZE */
     uint64_t generation; /* starts at 1, grows by one with each update */
-    uint64_t reserved[5];
+    uint64_t compute;    /* 1: the agent divides compute by what stands behind this page; 0: compute isn't limited */
+    uint64_t reserved[4];
     struct carve_limits_bank banks[2];
     struct carve_limits_live live[CARVE_MAX_CARDS];
     uint8_t reserved_tail[832];
+};
+
+/* ----------------------------------------------------------------------------------------- compute */
+
+/* How the agent divides a card's time; see vgpu/lib/src/credit.h. It stands behind the first page of the limits
+ * file, one carve_compute_card for each card. All times are CLOCK_MONOTONIC in nanoseconds, which is the same in all
+ * containers; amounts are nanoseconds of the whole card. A file that ends after its first page has none. */
+#define CARVE_PACE_POINTS 1024u /* 2 s at the agent's shortest period; a power of two */
+#define CARVE_COMPUTE_AT 4096u
+
+/* The integral of 1/n over time, n being the processes with work on the card: what a process that worked all
+ * the time got, were the turns fair. Written by one, read by many: the writer fills point[count % POINTS], then
+ * stores count + 1. */
+struct carve_pace_point {
+    uint64_t at;
+    uint64_t value;
+};
+
+struct carve_pace {
+    uint64_t count;    /* points ever written; 0: nothing known, the pace is the clock's */
+    uint32_t contexts; /* n since the last point */
+    uint32_t most;     /* largest n of late: bounds how wrong a price can be */
+    struct carve_pace_point points[CARVE_PACE_POINTS];
+};
+
+/* carve_compute_terms.flags */
+#define CARVE_TERMS_GATE 0x3u     /* CARVE_GATE_OPEN: by credit; CARVE_GATE_CLOSED: nothing; CARVE_GATE_TURN */
+#define CARVE_TERMS_BORROW 0x4u   /* it may go below its credit */
+#define CARVE_GATE_TURN 2u        /* what is launched is launched by the agent's leave, credit or not */
+
+/* For one process, by its slot in the usage file. */
+struct carve_compute_terms {
+    int64_t correction_ns; /* sum of all corrections of its account */
+    uint32_t share_ppm;    /* of the card, at this moment; 0: the slot is new to the agent */
+    uint32_t flags;        /* CARVE_TERMS_* */
+};
+
+struct carve_compute_card {
+    uint64_t heartbeat_ns; /* when the agent looked last; 0: never */
+    uint64_t truth_ns;     /* how often it corrects */
+    uint64_t ahead_ns;     /* estimated work that a process may have on the card at once */
+    uint64_t reserved[3];
+    struct carve_pace pace;
+    struct carve_compute_terms terms[CARVE_MAX_SLOTS];
+    uint8_t reserved_tail[4032];
 };
 
 /* ------------------------------------------------------------------------------------------- usage */
@@ -150,8 +196,17 @@ struct carve_usage_line {
     uint64_t peak_bytes;         /* largest charge since the slot was taken */
     uint64_t uncharged_bytes;    /* managed memory that policy leaves uncharged: see CARVE_CARD_MANAGED_COUNT, _OVERSELL */
     uint64_t imported_bytes;     /* memory of others that is open here; its owner is charged */
-    uint64_t reserved[6];
+
+    /* Compute, nanoseconds. Odd while the words behind it are being written. */
+    uint64_t compute_sequence;
+    uint64_t charged_ns;   /* all GPU time that was paid since the slot was taken */
+    uint64_t since_ns;     /* unpaid work ran after this; 0: none is out */
+    uint64_t committed_ns; /* estimate of the unpaid work; with CARVE_COMPUTE_WAITING */
+    int64_t credit_ns;     /* at credit_at_ns */
+    uint64_t credit_at_ns;
 };
+
+#define CARVE_COMPUTE_WAITING (1ull << 63) /* a launch is held back */
 
 struct carve_usage {
     uint64_t magic;
@@ -202,8 +257,20 @@ _Static_assert(sizeof(struct carve_limits) == CARVE_LIMITS_SIZE, "the limits fil
 CARVE_AT(carve_limits, abi, 8);
 CARVE_AT(carve_limits, size, 12);
 CARVE_AT(carve_limits, generation, 16);
+CARVE_AT(carve_limits, compute, 24);
 CARVE_AT(carve_limits, banks, 64);
 CARVE_AT(carve_limits, live, 2240);
+
+_Static_assert(sizeof(struct carve_compute_card) == 9 * 4096, "a card's compute is nine pages");
+CARVE_AT(carve_compute_card, truth_ns, 8);
+CARVE_AT(carve_compute_card, ahead_ns, 16);
+CARVE_AT(carve_compute_card, pace, 48);
+CARVE_AT(carve_compute_card, terms, 16448);
+CARVE_AT(carve_pace, contexts, 8);
+CARVE_AT(carve_pace, most, 12);
+CARVE_AT(carve_pace, points, 16);
+CARVE_AT(carve_compute_terms, share_ppm, 8);
+CARVE_AT(carve_compute_terms, flags, 12);
 
 _Static_assert(sizeof(struct carve_process) == 128, "a process is two cache lines");
 CARVE_AT(carve_process, start_ticks, 8);
@@ -221,6 +288,12 @@ CARVE_AT(carve_usage_line, last_refused_bytes, 48);
 CARVE_AT(carve_usage_line, peak_bytes, 56);
 CARVE_AT(carve_usage_line, uncharged_bytes, 64);
 CARVE_AT(carve_usage_line, imported_bytes, 72);
+CARVE_AT(carve_usage_line, compute_sequence, 80);
+CARVE_AT(carve_usage_line, charged_ns, 88);
+CARVE_AT(carve_usage_line, since_ns, 96);
+CARVE_AT(carve_usage_line, committed_ns, 104);
+CARVE_AT(carve_usage_line, credit_ns, 112);
+CARVE_AT(carve_usage_line, credit_at_ns, 120);
 
 _Static_assert(sizeof(struct carve_usage) == CARVE_USAGE_SIZE, "the usage file's size");
 CARVE_AT(carve_usage, abi, 8);

@@ -271,6 +271,9 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int gridX, unsi
 CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ,
                                         unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes,
                                         CUstream stream, void **parameters);
+CUresult cuLaunch(CUfunction function); /* before 4.0, as are the next two */
+CUresult cuLaunchGrid(CUfunction function, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *userData);
 CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *userData);
 
@@ -299,6 +302,9 @@ CUresult cuStreamBeginCapture(CUstream stream);                       /* 10.0, m
 CUresult cuStreamBeginCapture_ptsz(CUstream stream);
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode);
+/* 12.3; edges is an array of the driver's own type */
+CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode);
+CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph);
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);

@@ -7,6 +7,7 @@
 #include "measure.h"
 #include "pointers.h"
 #include "reserves.h"
+#include "throttle.h"
 
 /* ------------------------------------------------------------------------------------------- devices */
 
@@ -301,6 +302,7 @@ void carve_primary_released(const struct carve_driver *d, struct carve_state *s,
     }
     carve_unlock(&s->contexts_lock);
     if (c != NULL && (gone || reset)) {
+        carve_throttle_forget(d, s, (unsigned)closing.card, closing.id);
         drop_blocks(s, closing.id);
     }
     if (gone) {

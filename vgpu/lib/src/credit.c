@@ -194,6 +194,21 @@ static void learn(struct carve_cost *cost, int64_t paid) {
     }
 }
 
+static void pay(struct carve_credit *credit, int64_t all, int64_t committed, uint32_t share_ppm, uint64_t now) {
+    credit->credit_ns -= all;
+    credit->charged_ns += all;
+    credit->committed_ns -= committed;
+    if (--credit->outstanding != 0) {
+        credit->since = credit->since > credit->last_end ? credit->since : credit->last_end;
+        return;
+    }
+    credit->since = 0;
+    if (!credit->waiting) {
+        refill(credit, share_ppm, 0, now); /* as one that had work, up to now */
+        credit->demanding = false;
+    }
+}
+
 void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket,
                        uint32_t share_ppm, uint64_t begin, uint64_t end, const struct carve_pace *pace, uint64_t now) {
     uint64_t from = begin > credit->last_end ? begin : credit->last_end;
@@ -215,16 +230,9 @@ void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, con
     all = least(all, credit->unpaid_ns);
     credit->unpaid_ns -= all;
     learn(cost, most(all - ticket->swept_ns, 0) / (int64_t)ticket->launches);
-    credit->credit_ns -= all;
-    credit->charged_ns += all;
-    credit->committed_ns -= ticket->committed_ns;
-    if (--credit->outstanding != 0) {
-        credit->since = credit->since > credit->last_end ? credit->since : credit->last_end;
-        return;
-    }
-    credit->since = 0;
-    if (!credit->waiting) {
-        refill(credit, share_ppm, 0, now); /* as one that had work, up to now */
-        credit->demanding = false;
-    }
+    pay(credit, all, ticket->committed_ns, share_ppm, now);
+}
+
+void carve_credit_guess(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t now) {
+    pay(credit, ticket->committed_ns, ticket->committed_ns, share_ppm, now);
 }

@@ -18,8 +18,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "carve_region.h"
+
 enum {
-    CARVE_PACE_POINTS = 1024, /* 2 s at the agent's shortest period; a power of two */
     CARVE_COST_KNOWN = 4,     /* samples after which an estimate is a moving average */
     CARVE_COST_EVERY = 8,     /* of short launches one in so many is looked at */
 };
@@ -36,21 +37,6 @@ enum {
 #define CARVE_CREDIT_TAIL_NS 1000000ll          /* unsampled work that may stay unpaid */
 #define CARVE_CREDIT_UNPAID_NS 2000000ll        /* the card's time that later samples may be paid for */
 #define CARVE_PACE_STALE_NS 100000000ull        /* without news for so long the pace is the clock's */
-
-/* The integral of 1/n over time, n being the processes with work on the card: what a process that worked all
- * the time got, were the turns fair. Written by one, read by many: the writer fills point[count % POINTS], then
- * stores count + 1. */
-struct carve_pace_point {
-    uint64_t at;
-    uint64_t value;
-};
-
-struct carve_pace {
-    uint64_t count;    /* points ever written; 0: nothing known, the pace is the clock's */
-    uint32_t contexts; /* n since the last point */
-    uint32_t most;     /* largest n of late: bounds how wrong a price can be */
-    struct carve_pace_point points[CARVE_PACE_POINTS];
-};
 
 /* The pace at some time: between points linear, after the last at 1/n, before the first at 1. */
 int64_t carve_pace_at(const struct carve_pace *pace, uint64_t at);
@@ -120,8 +106,27 @@ enum carve_verdict {
 enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_cost *cost, const struct carve_terms *terms,
                                     uint64_t now, struct carve_ticket *ticket, uint64_t *until);
 
+/* The same for who has credit and launches what is short and known, without a look at the clock: true where the
+ * launch may go and needn't be sampled; false says nothing. correction as in the terms; gate open, no loan. */
+static inline bool carve_credit_quick(struct carve_credit *credit, struct carve_cost *cost, int64_t correction, int64_t ahead_ns) {
+    int64_t committed = credit->committed_ns + cost->estimate_ns;
+    if (cost->samples < CARVE_COST_KNOWN || cost->estimate_ns > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY ||
+        cost->sweep != credit->sweep || credit->tail_ns == 0 || credit->tail_ns > CARVE_CREDIT_TAIL_NS || committed > credit->credit_ns ||
+        committed > ahead_ns || credit->correction != correction || !credit->demanding || credit->waiting) {
+        return false;
+    }
+    cost->open++;
+    cost->open_ns += cost->estimate_ns;
+    credit->tail_ns += cost->estimate_ns;
+    credit->committed_ns = committed;
+    return true;
+}
+
 /* The driver refused it: as if it had never been asked for. */
 void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket);
+
+/* A sampled launch of which nothing can be found out: it is paid by its estimate. */
+void carve_credit_guess(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t now);
 
 /* A sampled launch ran from begin to end. What it stands for is paid. share_ppm as in the terms. */
 void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket,

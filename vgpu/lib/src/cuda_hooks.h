@@ -195,8 +195,45 @@
     X(cuGetProcAddress_v2, "12.0", (const char *symbol, void **function, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *status), \
       "hand out hooks for what is hooked", "-", "the same")
 
+#define CARVE_HOOKS_LAUNCH(X) \
+    X(cuLaunchKernel, "4.0", (CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream stream, void **parameters, void **extra), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunchKernel_ptsz, "7.0", (CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream stream, void **parameters, void **extra), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunchKernelEx, "11.6", (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunchKernelEx_ptsz, "11.6", (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunchCooperativeKernel, "9.0", (CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream stream, void **parameters), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunchCooperativeKernel_ptsz, "9.0", (CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream stream, void **parameters), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunch, "2.0", (CUfunction function), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunchGrid, "2.0", (CUfunction function, int width, int height), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuLaunchGridAsync, "2.0", (CUfunction function, int width, int height, CUstream stream), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuStreamBeginCapture, "10.0", (CUstream stream), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamBeginCapture_ptsz, "10.0", (CUstream stream), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamBeginCapture_v2, "10.1", (CUstream stream, CUstreamCaptureMode mode), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamBeginCapture_v2_ptsz, "10.1", (CUstream stream, CUstreamCaptureMode mode), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamBeginCaptureToGraph, "12.3", (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamBeginCaptureToGraph_ptsz, "12.3", (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamEndCapture, "10.0", (CUstream stream, CUgraph *graph), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamEndCapture_ptsz, "10.0", (CUstream stream, CUgraph *graph), \
+      "keep own events away", "-", "pass")
+
 #define CARVE_CUDA_HOOKS(X) \
     CARVE_HOOKS_LINEAR(X)   \
+    CARVE_HOOKS_LAUNCH(X)   \
     CARVE_HOOKS_VIRTUAL(X)  \
     CARVE_HOOKS_POOL(X)     \
     CARVE_HOOKS_ARRAY(X)    \
@@ -207,6 +244,15 @@
 
 /* Functions that the front calls and doesn't hook. */
 #define CARVE_CUDA_CALLS(X)        \
+    X(softgpu_clock_ns)            \
+    X(softgpu_sleep_until_ns)      \
+    X(cuThreadExchangeStreamCaptureMode) \
+    X(cuEventCreate)               \
+    X(cuEventDestroy_v2)           \
+    X(cuEventElapsedTime)          \
+    X(cuEventQuery)                \
+    X(cuEventRecord)               \
+    X(cuEventRecord_ptsz)          \
     X(cuArrayGetMemoryRequirements) \
     X(cuMipmappedArrayGetMemoryRequirements) \
     X(cuCtxGetCurrent)             \

@@ -19,6 +19,10 @@
 CARVE_CUDA_HOOKS(X)
 #undef X
 
+/* The software GPU's own clock, which no real driver has. */
+uint64_t softgpu_clock_ns(void);
+int softgpu_sleep_until_ns(uint64_t until);
+
 struct carve_driver {
     uint32_t ready;
 #define X(name, release, parameters, ...) CUresult(*name) parameters;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hooks of contexts: what the driver takes for a context counts inside the share. */
 #include "contexts.h"
+#include "throttle.h"
 #include "reserves.h"
 
 /* The frame of each hook that creates a context by call. */
@@ -59,6 +60,9 @@ static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     bool known = s != NULL && carve_context_close(s, context, &closing);
+    if (known) {
+        carve_throttle_forget(carve_driver(), s, (unsigned)closing.card, closing.id);
+    }
     CUresult result = call(context);
     if (known && result == CUDA_SUCCESS) {
         carve_context_closed(s, &closing);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks of executable graphs, for the memory that they allocate. */
+/* Hooks of executable graphs, for the memory that they allocate and the time that they take. */
 #include "graphs.h"
 #include "reserves.h"
+#include "throttle.h"
 
 /* An executable graph that can't be followed isn't handed out. */
 static CUresult made(const struct carve_driver *d, CUresult result, CUgraphExec *exec, CUgraph graph) {
@@ -86,9 +87,22 @@ CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     }                                                                          \
     return carve_graph_run(d, exec, stream, per_thread, d->function)
 
-CARVE_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) { RUN(cuGraphLaunch, false); }
+/* A launch waits for the share of compute first. */
+#define LAUNCH(function, per_thread)                                                 \
+    const struct carve_driver *d = carve_driver();                                   \
+    struct carve_launch launch;                                                      \
+    if (CARVE_UNLIKELY(d->function == NULL)) {                                       \
+        return CUDA_ERROR_NOT_SUPPORTED;                                             \
+    }                                                                                \
+    struct carve_state *s = carve_state();                                           \
+    carve_launch_begin(d, s, exec, stream, per_thread, &launch);                     \
+    CUresult result = carve_graph_run(d, exec, stream, per_thread, d->function);     \
+    carve_launch_end(d, s, &launch, result);                                         \
+    return result
 
-CARVE_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { RUN(cuGraphLaunch_ptsz, true); }
+CARVE_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) { LAUNCH(cuGraphLaunch, false); }
+
+CARVE_EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { LAUNCH(cuGraphLaunch_ptsz, true); }
 
 CARVE_EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) { RUN(cuGraphUpload, false); }
 

@@ -4,6 +4,7 @@
 #include "ledger.h"
 #include "pointers.h"
 #include "reserves.h"
+#include "throttle.h"
 
 /* ---- streams ---- */
 
@@ -220,6 +221,7 @@ CARVE_EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) { C
         return CUDA_ERROR_NOT_SUPPORTED;           \
     }                                              \
     CUresult result = d->function(__VA_ARGS__);    \
+    carve_throttle_look(d);                        \
     carve_reserves_follow(d);                      \
     return result
 

@@ -44,6 +44,8 @@ static bool map_files(struct carve_state *s) {
         carve_unmap((void *)limits, sizeof *limits);
         return false;
     }
+    const uint8_t *whole = carve_map_file(CARVE_LIMITS_AT, CARVE_COMPUTE_AT + CARVE_MAX_CARDS * sizeof(struct carve_compute_card), false);
+    s->compute = whole != NULL ? (const struct carve_compute_card *)(whole + CARVE_COMPUTE_AT) : NULL;
     s->limits = limits;
     s->usage = usage;
     s->good_generation = bank.generation;

@@ -184,6 +184,7 @@ struct carve_state {
     uint32_t high_water; /* largest ever seen: the file's may be scribbled over */
 
     const struct carve_limits *limits;
+    const struct carve_compute_card *compute; /* NULL: the limits file ends after its first page */
     struct carve_usage *usage;
     uint64_t good_generation; /* of limits, whose bank was checked; 0: none */
     uint64_t seen_generation; /* to which the charges of contexts were fitted */
@@ -204,6 +205,9 @@ struct carve_state {
     struct carve_graphs graphs;
     struct carve_arrays arrays;
     struct carve_account accounts[CARVE_MAX_CARDS];
+
+    uint32_t captures; /* streams that are being captured */
+    struct carve_throttle *throttles[CARVE_MAX_CARDS]; /* see throttle.c; NULL: nothing was launched there */
 };
 
 enum {

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "box.h"
 
@@ -104,10 +105,24 @@ static double questions(void *handle, size_t bytes) {
     return (now() - start) / CALLS;
 }
 
+/* A quota that a driver that does nothing can't use up, so that no launch is held back. */
+static void divide_compute(void) {
+    struct carve_limits *l = box_limits();
+    for (int bank = 0; bank < 2; bank++) {
+        l->banks[bank].cards[0].compute_ppm = 1000000;
+    }
+    box_flags(0);
+    l->compute = 1;
+}
+
 int main(void) {
     uint64_t limit = 1ull << 40;
     double bare;
     box_make(1, &limit, 0);
+    /* Before the front maps it: room for what the agent divides compute by. */
+    if (truncate(CARVE_LIMITS_PATH, CARVE_COMPUTE_AT + CARVE_MAX_CARDS * sizeof(struct carve_compute_card)) != 0) {
+        return 1;
+    }
     struct api a = api_start("libcuda.so.1");
     void *driver = dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD);
     if (driver == NULL || dlsym(driver, "cuMemAlloc_v2") == dlsym(a.handle, "cuMemAlloc_v2")) {
@@ -117,6 +132,10 @@ int main(void) {
     double value = added(a.handle, driver, launches, 0, &bare);
     printf("launch_added_ns %.1f ns\n", value < 0 && value > -0.05 ? 0.0 : value); // no "-0.0"
     fprintf(stderr, "launch: driver alone %.1f ns\n", bare);
+    divide_compute();
+    value = added(a.handle, driver, launches, 0, &bare);
+    printf("launch_quota_added_ns %.1f ns\n", value);
+    box_limits()->compute = 0;
     value = added(a.handle, driver, calls, 0, &bare);
     printf("twin_call_added_ns %.1f ns\n", value < 0 && value > -0.05 ? 0.0 : value);
     fprintf(stderr, "a call that isn't hooked: driver alone %.1f ns\n", bare);

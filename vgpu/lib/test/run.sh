@@ -64,18 +64,21 @@ run "NVML" inside "$cuda_front" env TWIN=1 "$folder/nvml_test"
 run "interleavings" inside "$folder/libcarve-cuda-steps.so" "$folder/puppet_test"
 run "races" inside "$folder/libcarve-cuda-steps.so" "$folder/race_test" "$seconds"
 
-# on_soft NAME DRIVER PROGRAM...: over a software GPU with a driver of that version.
+# on_soft NAME DRIVER PROGRAM...: over a software GPU with a driver of that version, on its clock.
 on_soft() {
     name=$1 driver=$2
     shift 2
     "$soft/softgpu" destroy "$root" > /dev/null 2>&1
-    "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver "$driver" > "$output" 2>&1 || cat "$output"
+    "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver "$driver" --clock "$clock" > "$output" 2>&1 || cat "$output"
     cuda_front=$plain_cuda nvml_front=$plain_nvml
     twins "$root"/usr/lib/*/libcuda.so.1 "$root"/usr/lib/*/libnvidia-ml.so.1
     cuda_front=$folder/twin-cuda.so nvml_front=$folder/twin-nvml.so
     run "$name, driver $driver" "$here/inside.sh" "$cuda_front" "$nvml_front" "soft:$root" - "$@"
 }
 
+clock=virtual
+on_soft "compute" 550.90.07 "$(realpath "$folder/compute_test")"
+clock=real
 for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     on_soft "loader" "$driver" env TWIN=1 "$folder/loader_test"
     # Not with sanitizers, whose runtime the linked programs would need.

@@ -495,12 +495,6 @@ CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes) {
 
 /* ---- the rest ---- */
 
-CUresult cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
-                        unsigned int bz, unsigned int shared, CUstream stream, void **parameters, void **extra) {
-    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)parameters, (void)extra;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status);
 CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags) {
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
@@ -554,7 +548,7 @@ static const struct entry entries[] = {
 #define X(name, release, ...) {#name, release, (void *)name},
     CARVE_CUDA_HOOKS(X)
 #undef X
-    {"cuInit", "2.0", (void *)cuInit}, {"cuLaunchKernel", "4.0", (void *)cuLaunchKernel}, {"cuCtxGetCurrent", "4.0", (void *)cuCtxGetCurrent},
+    {"cuInit", "2.0", (void *)cuInit}, {"cuCtxGetCurrent", "4.0", (void *)cuCtxGetCurrent},
 };
 
 static int number(const char *release) { return (int)(strtol(release, NULL, 10) * 1000 + strtol(strchr(release, '.') + 1, NULL, 10) * 10); }

@@ -1,0 +1,1 @@
+../../lib/include/carve_region.h

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * compute_test: the share of a card's compute that a process alone on it gets, over the software GPU on its virtual
+ * clock, so that each figure is the same each time. The agent divides nothing here: terms are the limits file's.
+ */
+#define _GNU_SOURCE
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda_abi_graph.h"
+#include "soft_box.h"
+#include "tap.h"
+
+#define MS 1000000ull
+
+__asm__(".section .rodata\n"
+        ".globl kernel_text\n"
+        "kernel_text:\n"
+        ".incbin \"" SOFT_KERNELS "\"\n"
+        ".byte 0\n"
+        ".previous\n");
+extern const char kernel_text[];
+
+#define CUDA(name) ((__typeof__(name) *)dlsym(api->handle, #name))
+
+static uint64_t (*clock_ns)(void);
+
+/* A share of card 0, by the file that the agent would make. */
+static struct api with_share(uint32_t ppm) {
+    struct api a = start(8000, 8000, CARVE_LIMITS_SELF_VISIBLE);
+    struct carve_limits *l = box_limits();
+    for (int bank = 0; bank < 2; bank++) {
+        l->banks[bank].cards[0].compute_ppm = ppm;
+        l->banks[bank].cards[0].flags = CARVE_CARD_COMPUTE_FIXED;
+    }
+    box_flags(CARVE_LIMITS_SELF_VISIBLE);
+    if (truncate(CARVE_LIMITS_PATH, CARVE_COMPUTE_AT + CARVE_MAX_CARDS * sizeof(struct carve_compute_card)) != 0) {
+        exit(3);
+    }
+    l->compute = 1;
+    clock_ns = (uint64_t(*)(void))dlsym(dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD), "softgpu_clock_ns");
+    return a;
+}
+
+struct load {
+    const char *name;
+    uint64_t kernel_ns[3];
+    unsigned kernels, streams;
+    bool sync_each; /* waits for each launch */
+};
+
+static const struct load loads[] = {
+    {"kernels of 20 us", {20000}, 1, 1, false},
+    {"kernels of 200 us, mixed with 30 us", {200000, 30000}, 2, 1, false},
+    {"kernels of 1 ms, each waited for", {1000000}, 1, 1, true},
+    {"kernels of 20 ms", {20000000}, 1, 1, false},
+    {"kernels of 0.1, 1 and 5 ms on four streams", {100000, 1000000, 5000000}, 3, 4, false},
+};
+
+static void alone(const struct load *load, unsigned percent) {
+    struct api a = with_share(percent * 10000), *api = &a;
+    CUcontext context;
+    CUmodule module;
+    CUfunction functions[3];
+    CUstream streams[4] = {NULL};
+    CUdeviceptr none = 0;
+    bool good = a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS;
+    for (unsigned i = 0; i < load->kernels; i++) {
+        good &= CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS && CUDA(cuModuleGetFunction)(&functions[i], module, "carve_spin") == CUDA_SUCCESS;
+    }
+    for (unsigned i = 0; i < load->streams && load->streams > 1; i++) {
+        good &= CUDA(cuStreamCreate)(&streams[i], CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
+    }
+    check(good, "%s, %u %%: set up", load->name, percent);
+    __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
+    uint64_t begin = clock_ns(), from = 0, work = 0, now;
+    unsigned seed = percent;
+    for (unsigned n = 0; good && (now = clock_ns()) < begin + 8000 * MS; n++) {
+        if (from == 0 && now >= begin + 3000 * MS) {
+            from = now;
+            work = 0;
+        }
+        unsigned k = n % load->kernels;
+        uint64_t ns = load->kernel_ns[k] * (700 + (uint64_t)rand_r(&seed) % 600) / 1000;
+        void *parameters[] = {&ns, &none};
+        /* As wide as the card, so that kernels of other streams wait. */
+        good = launch(functions[k], 216, 1, 1, 1024, 1, 1, 0, streams[n % load->streams], parameters, NULL) == CUDA_SUCCESS;
+        work += ns;
+        if (load->sync_each) {
+            good &= CUDA(cuCtxSynchronize)() == CUDA_SUCCESS;
+        }
+    }
+    double got = 100.0 * (double)work / (double)(clock_ns() - from), error = fabs(got - percent);
+    check(good && error <= 2, "%s: %.2f of %u %%", load->name, got, percent);
+    check(CUDA(cuCtxSynchronize)() == CUDA_SUCCESS && a.cuCtxDestroy_v2(context) == CUDA_SUCCESS, "and all is well at the end");
+}
+
+/* Graphs are charged by what they cost, launches that the driver refuses aren't charged. */
+static void graphs(void) {
+    struct api a = with_share(500000), *api = &a;
+    CUcontext context;
+    CUmodule module;
+    CUfunction spin = NULL;
+    CUstream stream = NULL, other = NULL;
+    CUgraph graph = NULL;
+    CUgraphExec exec = NULL;
+    CUdeviceptr none = 0;
+    uint64_t ns = 500000;
+    void *parameters[] = {&ns, &none};
+    struct carve_usage_line *line = &box_usage()->lines[0][0];
+    __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
+    check(a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
+              CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+              CUDA(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
+          "graphs: set up");
+    check(launch(spin, 0, 1, 1, 1, 1, 1, 0, stream, parameters, NULL) != CUDA_SUCCESS && line->committed_ns == 0 && line->since_ns == 0, "a launch that the driver refuses leaves no trace");
+    check(launch(spin, 216, 1, 1, 1024, 1, 1, 0, other, parameters, NULL) == CUDA_SUCCESS, "work on another stream");
+    bool good = true;
+    CUDA_KERNEL_NODE_PARAMS_v2 node = {.func = spin, .gridDimX = 216, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .kernelParams = parameters};
+    CUgraphNode last = NULL;
+    check(CUDA(cuGraphCreate)(&graph, 0) == CUDA_SUCCESS, "a graph");
+    for (int i = 0; i < 4; i++) {
+        CUgraphNode next;
+        good &= CUDA(cuGraphAddKernelNode_v2)(&next, graph, &last, i > 0, &node) == CUDA_SUCCESS;
+        last = next;
+    }
+    check(good && CUDA(cuGraphInstantiateWithFlags)(&exec, graph, 0) == CUDA_SUCCESS, "of four kernels is made executable");
+    uint64_t begin;
+    CUDA(cuCtxSynchronize)();
+    uint64_t from = 0, work = 0, now;
+    for (begin = clock_ns(); good && (now = clock_ns()) < begin + 6000 * MS;) {
+        if (from == 0 && now >= begin + 1000 * MS) {
+            from = now;
+            work = 0;
+        }
+        good = CUDA(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS;
+        work += 4 * ns;
+    }
+    double got = 100.0 * (double)work / (double)(clock_ns() - from);
+    check(good && fabs(got - 50) <= 2, "a graph of four kernels: %.2f of 50 %%", got);
+    CUDA(cuCtxSynchronize)();
+    check(line->since_ns == 0 && line->charged_ns > 2500 * MS, "when all is done nothing is out");
+    check(a.cuCtxDestroy_v2(context) == CUDA_SUCCESS, "and all is well at the end");
+}
+
+int main(int argc, char **argv) {
+    static const unsigned percents[] = {30, 50, 80};
+    if (argc == 2) {
+        graphs();
+        return tap_done();
+    }
+    if (argc > 2) { /* one case: a process has one virtual clock and one state */
+        alone(&loads[atoi(argv[1])], (unsigned)atoi(argv[2]));
+        return tap_done();
+    }
+    char itself[256];
+    snprintf(itself, sizeof itself, "%s graphs", argv[0]);
+    check(system(itself) == 0, "graphs");
+    for (unsigned i = 0; i < sizeof loads / sizeof loads[0]; i++) {
+        for (unsigned p = 0; p < 3; p++) {
+            char command[256];
+            snprintf(command, sizeof command, "%s %u %u", argv[0], i, percents[p]);
+            check(system(command) == 0, "%s at %u %%", loads[i].name, percents[p]);
+        }
+    }
+    return tap_done();
+}
