@@ -247,12 +247,12 @@ func TestDoctor(t *testing.T) {
 			if f.Level == api.LevelFail {
 				t.Errorf("carve doctor %v: %+v", args, f)
 			}
-			if f.Level == api.LevelWarn && f.Check != "privileged" && f.Check != "software-gpu" && f.Check != "node" && f.Check != "persistence" {
+			if f.Level == api.LevelWarn && f.Check != "privileged" && f.Check != "software-gpu" && f.Check != "node" && f.Check != "persistence" && f.Check != "limits" {
 				t.Errorf("carve doctor %v: %+v", args, f)
 			}
 		}
 	}
-	for _, want := range []string{"installed", "extender", "certificates", "scheduler-calls", "scheduler-entry", "double-serving", "nri", "driver", "run-dir", "journal", "front-library", "clock", "agent"} {
+	for _, want := range []string{"installed", "extender", "certificates", "scheduler-calls", "scheduler-entry", "double-serving", "nri", "driver", "run-dir", "journal", "front-library", "clock", "agent", "limits"} {
 		if !known[want] {
 			t.Errorf("nothing was said of %s", want)
 		}
