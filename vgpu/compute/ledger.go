@@ -11,10 +11,9 @@ const (
 
 // ledger is what a process paid more than it used, and has not been given back.
 type ledger struct {
-	known          bool // a first truth was read
-	paid, used     int64
-	owed           int64
-	scaleP, scaleU float64
+	known      bool // a first truth was read
+	paid, used int64
+	owed       int64
 }
 
 // Truth settles the account of a process against what the driver says that it used

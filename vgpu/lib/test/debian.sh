@@ -12,8 +12,12 @@ mkdir -p "$folder/apt/$architecture-$component/partial" "$folder/apt/cache/archi
 folder=$(realpath "$folder")
 mirror=$(sed -n 's/^ *URIs: *\([^ ]*\).*/\1/p; s/^deb  *\(\[[^]]*\] *\)\{0,1\}\([^ ]*\) .*/\2/p' \
     /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list 2> /dev/null | head -1)
+if [ -z "$mirror" ]; then
+    echo "apt has no Debian mirror here: /etc/apt/sources.list names none" > "$folder/apt/log"
+    exit 0
+fi
 for suite in $suites; do
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} $suite $component"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite $component"
 done > "$folder/apt/sources.list"
 : > "$folder/apt/status"
 own() {
