@@ -27,7 +27,8 @@ static board *shared;
 static int wire[2]; /* descriptors travel here, written by one process and read by the next */
 
 static void send_descriptor(int descriptor) {
-  char byte = 'd', room[CMSG_SPACE(sizeof(int))];
+  _Alignas(struct cmsghdr) char room[CMSG_SPACE(sizeof(int))];
+  char byte = 'd';
   struct iovec part = {&byte, 1};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
   memset(room, 0, sizeof room);
@@ -40,7 +41,8 @@ static void send_descriptor(int descriptor) {
 }
 
 static int receive_descriptor(void) {
-  char byte, room[CMSG_SPACE(sizeof(int))];
+  _Alignas(struct cmsghdr) char room[CMSG_SPACE(sizeof(int))];
+  char byte;
   int descriptor = -1;
   struct iovec part = {&byte, 1};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
