@@ -51,6 +51,20 @@ static CUresult make_from_pool(const struct carve_driver *d, struct carve_growth
                          : d->cuMemAllocFromPoolAsync(g->pointer, g->bytes, g->pool, g->stream);
 }
 
+/* The device whose default pool this is; -1: none. Such a pool is nobody's to create, so it is met here first. */
+static CUdevice device_of_default(const struct carve_driver *d, CUmemoryPool pool) {
+    CUmemoryPool of = NULL;
+    for (CUdevice i = 0; d->cuDeviceGetDefaultMemPool != NULL && i < CARVE_MAX_DEVICES; i++) {
+        if (d->cuDeviceGetDefaultMemPool(&of, i) != CUDA_SUCCESS) {
+            break;
+        }
+        if (of == pool) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 /* named: from the pool that g names, else from the current one of the stream's device. */
 static CUresult allocate(const struct carve_driver *d, struct carve_growth g, bool named) {
     CUdeviceptr made = 0, *out = g.pointer;
@@ -77,6 +91,10 @@ static CUresult allocate(const struct carve_driver *d, struct carve_growth g, bo
         }
     }
     int reserve = carve_reserve_find(d, s, g.pool, device, !named);
+    if (reserve < 0 && named && g.pool != NULL && (device = device_of_default(d, g.pool)) >= 0) {
+        reserve = carve_reserve_find(d, s, g.pool, device, true);
+        named = reserve >= 0; /* without a place for it nothing may be had of it */
+    }
     if (reserve < 0) {
         /* A pool of the host, or one that another process shares, from which nothing can be had; no place otherwise. */
         return named ? g.make(d, &g) : CUDA_ERROR_OUT_OF_MEMORY;

@@ -171,6 +171,14 @@ static void whose_pointer(void) {
     check(CALL(cuMemAllocAsync)(&p, 5, NULL) == CUDA_ERROR_INVALID_CONTEXT, "nor allocated from without a context");
 }
 
+/* A device's default pool, of which nothing was had but by its name. */
+static void default_by_name(void) {
+    CUdeviceptr p, r = 77;
+    open_share(1000);
+    check(CALL(cuMemAllocFromPoolAsync)(&p, 100 * MIB, default_pool(), NULL) == CUDA_SUCCESS && box_used(0) == bare + 100 * MIB && truth(0, getpid()) == box_used(0), "the default pool is charged, too, when it is named");
+    check(CALL(cuMemAllocFromPoolAsync)(&r, 1000 * MIB, default_pool(), NULL) == CUDA_ERROR_OUT_OF_MEMORY && r == 77, "and held to the limit");
+}
+
 /* At the limit: what the pool has is had, idle memory of pools makes room for others, and no more than that. */
 static void at_the_limit(void) {
     CUdeviceptr p[100], q, r = 77;
@@ -303,7 +311,7 @@ static int run(void *scenario) {
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } scenarios[] = {
-        {"agrees with the driver", agrees_with_the_driver}, {"does not drift", does_not_drift}, {"whose pointer", whose_pointer},
+        {"agrees with the driver", agrees_with_the_driver}, {"does not drift", does_not_drift}, {"whose pointer", whose_pointer}, {"default by name", default_by_name},
         {"at the limit", at_the_limit}, {"in pieces", in_pieces}, {"destroyed in use", destroyed_in_use}, {"context gone", context_gone}, {"threads", threads},
     };
     for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
