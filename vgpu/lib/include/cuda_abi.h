@@ -276,6 +276,23 @@ CUresult cuLaunchGrid(CUfunction function, int width, int height);
 CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *userData);
 CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *userData);
+CUresult cuLaunch(CUfunction function);                               /* CUDA 2 */
+CUresult cuLaunchGrid(CUfunction function, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream);
+CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z);
+CUresult cuFuncSetSharedSize(CUfunction function, unsigned int bytes);
+CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig config);
+CUresult cuParamSetSize(CUfunction function, unsigned int bytes);
+CUresult cuParamSeti(CUfunction function, int offset, unsigned int value);
+CUresult cuParamSetf(CUfunction function, int offset, float value);
+CUresult cuParamSetv(CUfunction function, int offset, void *value, unsigned int bytes);
+CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *bytes); /* 12.4 */
+CUresult cuFuncIsLoaded(int *state, CUfunction function);
+CUresult cuFuncLoad(CUfunction function);
+CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared, size_t dynamicShared, int limit);
+CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared, size_t dynamicShared,
+                                                   int limit, unsigned int flags);
+CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction function, int blocks, int blockSize);
 
 /* streams */
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
@@ -313,6 +330,22 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *statu
                                    const CUgraphNode **dependencies, size_t *dependencyCount);
 CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                         const CUgraphNode **dependencies, size_t *dependencyCount);
+CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *data,
+                                     size_t count, CUstreamCaptureMode mode); /* 12.3 */
+CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *data,
+                                          size_t count, CUstreamCaptureMode mode);
+CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id);
+CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id);
+CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                   const CUgraphNode **dependencies, const CUgraphEdgeData **data, size_t *dependencyCount);
+CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                        const CUgraphNode **dependencies, const CUgraphEdgeData **data, size_t *dependencyCount);
+CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *dependencies, size_t count, unsigned int flags);
+CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream stream, CUgraphNode *dependencies, size_t count, unsigned int flags);
+CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *dependencies, const CUgraphEdgeData *data, size_t count,
+                                              unsigned int flags);
+CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream stream, CUgraphNode *dependencies, const CUgraphEdgeData *data, size_t count,
+                                                   unsigned int flags);
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode);
 
 /* events */

@@ -469,6 +469,7 @@ enum {
   CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9
 };
 typedef int CUjit_option;
+typedef size_t (*CUoccupancyB2DSize)(int blockSize);
 typedef int CUlibraryOption;
 
 /* extra[] of cuLaunchKernel: pairs of key and pointer, closed by END. */

@@ -252,6 +252,7 @@ void arrays_drop(context *ctx) {
 
 static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d) {
   CURRENT(ctx);
+  SAFE();
   LEAVE(array_create(ctx, d, out));
 }
 
@@ -379,6 +380,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D
   struct CUmipmappedArray_st *fresh;
   CUdeviceptr base = 0;
   CURRENT(ctx);
+  SAFE();
   if (!out || !d) LEAVE(CUDA_ERROR_INVALID_VALUE);
   CUresult result = mipmap_lay_out(ctx, d, levels, &fresh);
   if (result != CUDA_SUCCESS) LEAVE(result);

@@ -7,6 +7,7 @@
 #include "../state/lock.h"
 #include "../state/sched.h"
 #include "arena.h"
+#include "capture.h"
 
 enum { STACK_DEPTH = 64 };
 
@@ -407,7 +408,10 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 EXPORT CUresult cuCtxSynchronize(void) {
   CURRENT(ctx);
-  CUresult result = work_wait(ctx, SOFT_ALL_STREAMS, SOFT_FOREVER, work_spins(ctx));
+  CUresult result = capture_refuse_all(ctx);
+  if (result == CUDA_SUCCESS) result = capture_unsafe();
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  result = work_wait(ctx, SOFT_ALL_STREAMS, SOFT_FOREVER, work_spins(ctx));
   if (result == CUDA_SUCCESS) pools_trim(ctx);
   LEAVE(result);
 }

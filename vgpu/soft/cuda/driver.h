@@ -30,6 +30,10 @@ struct CUstream_st {
   uint32_t number;       /* SOFT_LEGACY_STREAM for the legacy default stream */
   unsigned int flags;
   int priority;
+  struct capture *capture;  /* that it belongs to, capture.h */
+  CUgraphNode *after;       /* what its next node comes after */
+  size_t after_count;
+  stream *next_captured;    /* of that capture */
   stream *next;
 };
 
@@ -43,6 +47,9 @@ struct CUevent_st {
   uint32_t stream_number;
   uint64_t time_ns;
   struct shared_ref *shared; /* other processes know it too: ipc.h */
+  uint64_t captured_in;     /* 0, or id of the capture that it was last recorded in */
+  CUgraphNode *captured_after;
+  size_t captured_count;
   event *next;
 };
 
@@ -133,6 +140,11 @@ CUresult stream_for_work(context *ctx, CUstream handle, bool per_thread, stream 
 bool stream_capturing(const stream *on);
 /* Whether a call that no capture can see is allowed now. */
 CUresult capture_unsafe(void);
+#define SAFE()                                 \
+  do {                                         \
+    CUresult forbidden = capture_unsafe();     \
+    if (forbidden != CUDA_SUCCESS) LEAVE(forbidden); \
+  } while (0)
 /* Queues a record of an event, or a wait for its last one (no entry when that is over). */
 CUresult event_record(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq);
 CUresult event_wait(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq);

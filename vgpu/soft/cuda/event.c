@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "../state/clock.h"
-#include "driver.h"
+#include "capture.h"
 #include "ipc.h"
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
@@ -31,6 +31,7 @@ static CUresult destroy(CUevent handle) {
   while (*link && *link != handle) link = &(*link)->next;
   if (*link) *link = handle->next;
   ipc_event_drop(handle);
+  capture_forget_event(handle);
   handle_remove(handle);
   free(handle);
   LEAVE(CUDA_SUCCESS);
@@ -44,6 +45,7 @@ void events_drop(context *ctx) {
     event *gone = ctx->events;
     ctx->events = gone->next;
     ipc_event_drop(gone);
+    capture_forget_event(gone);
     handle_remove(gone);
     free(gone);
   }
@@ -74,6 +76,9 @@ static CUresult record(CUevent handle, CUstream stream_handle, unsigned int flag
   if (result != CUDA_SUCCESS) LEAVE(result);
   if (flags > CU_EVENT_RECORD_EXTERNAL) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (!handle_is(handle, HANDLE_EVENT) || handle->owner != on->owner) LEAVE(CUDA_ERROR_INVALID_HANDLE);
+  if (flags == CU_EVENT_RECORD_EXTERNAL && !stream_capturing(on)) LEAVE(CUDA_ERROR_INVALID_VALUE); /* the flag is for captures only */
+  if (stream_capturing(on)) LEAVE(capture_record(on, handle, flags == CU_EVENT_RECORD_EXTERNAL));
+  capture_forget_event(handle);
   LEAVE(event_record(on, handle, NULL, NULL));
 }
 
@@ -86,6 +91,7 @@ EXPORT CUresult cuEventQuery(CUevent handle) {
   ENTER();
   if (!handle_is(handle, HANDLE_EVENT)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
   CUresult lost = context_lost(handle->owner);
+  if (lost == CUDA_SUCCESS) lost = capture_event_usable(handle);
   if (lost != CUDA_SUCCESS) LEAVE(lost);
   if (handle->shared) {
     uint32_t queue, stream_number;
@@ -113,6 +119,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
   if (!handle_is(handle, HANDLE_EVENT)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
   context *ctx = handle->owner;
   CUresult lost = context_lost(ctx);
+  if (lost == CUDA_SUCCESS) lost = capture_event_usable(handle);
   if (lost != CUDA_SUCCESS) LEAVE(lost);
   if (handle->shared) LEAVE(synchronize_shared(handle));
   if (!handle->pending) LEAVE(CUDA_SUCCESS);
@@ -126,6 +133,7 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
   ENTER();
   if (!milliseconds) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (!handle_is(start, HANDLE_EVENT) || !handle_is(end, HANDLE_EVENT)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
+  if (start->captured_in || end->captured_in) LEAVE(CUDA_ERROR_CAPTURED_EVENT);
   if (!start->recorded || !end->recorded || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) LEAVE(CUDA_ERROR_INVALID_HANDLE);
   if (start->pending) work_collect(start->owner);
   if (end->pending) work_collect(end->owner);

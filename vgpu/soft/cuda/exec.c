@@ -4,8 +4,8 @@
 
 #include "../state/lock.h"
 #include "../state/sched.h"
+#include "capture.h"
 #include "deferred.h"
-#include "graph.h"
 
 /* ---- a graph as a list --------------------------------------------------- */
 
@@ -345,7 +345,15 @@ static CUresult run(launching *l, const stream *on) {
   return result;
 }
 
+/* A launch that is captured is a child graph. */
+static CUresult capture_launch(CUgraphExec exec, stream *on) {
+  operation op = {.type = CU_GRAPH_NODE_TYPE_GRAPH};
+  CUresult result = exec_to_graph(exec, &op.child);
+  return result == CUDA_SUCCESS ? capture_add(on, &op) : result;
+}
+
 static CUresult launch(CUgraphExec exec, stream *on) {
+  if (stream_capturing(on)) return capture_launch(exec, on);
   if (exec->memory) {
     if (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) graph_memory_free_all(exec->memory);
     if (graph_memory_live(exec->memory)) return CUDA_ERROR_INVALID_VALUE;

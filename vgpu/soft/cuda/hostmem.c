@@ -53,6 +53,7 @@ static CUresult forget(void *base, bool registered) {
 
 static CUresult allocate(void **host, size_t bytes, unsigned int flags) {
   CURRENT(ctx);
+  SAFE();
   if (!host || !bytes || flags > 7 || whole_pages(bytes) < bytes) LEAVE(CUDA_ERROR_INVALID_VALUE);
   void *at = mmap(NULL, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
@@ -68,12 +69,14 @@ EXPORT CUresult cuMemHostAlloc(void **host, size_t bytes, unsigned int flags) { 
 
 EXPORT CUresult cuMemFreeHost(void *host) {
   CURRENT(ctx);
+  SAFE();
   (void)ctx;
   LEAVE(forget(host, false));
 }
 
 static CUresult enlist(void *host, size_t bytes, unsigned int flags) {
   CURRENT(ctx);
+  SAFE();
   if (!host || !bytes || flags > 15) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (range_at((uintptr_t)host) || range_at((uintptr_t)host + bytes - 1)) LEAVE(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   LEAVE(remember(ctx, host, bytes, flags, true));
@@ -85,6 +88,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flag
 EXPORT CUresult cuMemHostUnregister(void *host) {
   CURRENT(ctx);
   (void)ctx;
+  SAFE();
   LEAVE(forget(host, true));
 }
 

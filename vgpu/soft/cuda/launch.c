@@ -31,13 +31,6 @@ static CUresult gather(const ptx_entry *entry, void **parameters, void **extra, 
   return CUDA_SUCCESS;
 }
 
-static unsigned int blocks_per_sm(const soft_card *card, unsigned int threads) {
-  unsigned int whole = (threads + 31) / 32 * 32;
-  unsigned int fit = card->facts.threads_per_sm / (whole ? whole : 1);
-  unsigned int most = card->facts.threads_per_sm >= 2048 ? 32 : card->facts.threads_per_sm >= 1536 ? 24 : 16;
-  return fit < 1 ? 1 : fit > most ? most : fit;
-}
-
 static CUresult check(const kernel_work *s, const struct CUfunc_st *function) {
   for (int i = 0; i < 3; i++)
     if (!s->grid[i] || !s->block[i]) return CUDA_ERROR_INVALID_VALUE;
@@ -70,7 +63,7 @@ static kernel_grid grid_of(const context *ctx, const kernel_work *work) {
 CUresult kernel_entry(const context *ctx, const kernel_work *work, soft_entry *entry) {
   kernel_grid grid = grid_of(ctx, work);
   uint64_t blocks = (uint64_t)work->grid[0] * work->grid[1] * work->grid[2];
-  uint64_t resident = (uint64_t)blocks_per_sm(grid.card, work->block[0] * work->block[1] * work->block[2]) * grid.card->facts.sm_count;
+  uint64_t resident = (uint64_t)blocks_per_sm(grid.card, work->block[0] * work->block[1] * work->block[2], work->shared_bytes) * grid.card->facts.sm_count;
   if (!resident) resident = 1;
   if (work->cooperative && blocks > resident) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   uint64_t waves = (blocks + resident - 1) / resident;
@@ -147,26 +140,4 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
 }
 EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
   return launch_ex(config, function, parameters, extra, true);
-}
-
-static CUresult occupancy(int *blocks, CUfunction handle, int threads) {
-  context *ctx;
-  struct CUfunc_st *function;
-  ENTER();
-  CUresult result = context_current(&ctx);
-  if (result == CUDA_SUCCESS) result = function_resolve(ctx, handle, &function);
-  if (result != CUDA_SUCCESS) LEAVE(result);
-  if (!blocks || threads <= 0 || threads > 1024) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  *blocks = (int)blocks_per_sm(context_card(ctx), (unsigned int)threads);
-  LEAVE(CUDA_SUCCESS);
-}
-
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared) {
-  (void)shared;
-  return occupancy(blocks, function, threads);
-}
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads, size_t shared,
-                                                                     unsigned int flags) {
-  (void)shared;
-  return flags > 1 ? CUDA_ERROR_INVALID_VALUE : occupancy(blocks, function, threads);
 }

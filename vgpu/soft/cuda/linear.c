@@ -52,6 +52,7 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes
 
 static CUresult allocate(CUdeviceptr *out, uint64_t bytes, bool low) {
   CURRENT(ctx);
+  SAFE();
   LEAVE(memory_allocate(ctx, bytes, low, out));
 }
 
@@ -100,6 +101,7 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, un
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
   if (!pointer || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) return CUDA_ERROR_INVALID_VALUE;
   CURRENT(ctx);
+  SAFE();
   LEAVE(memory_allocate_managed(ctx, bytes, pointer));
 }
 
@@ -108,6 +110,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned i
 static CUresult release(CUdeviceptr pointer) {
   if (!pointer) return CUDA_SUCCESS;
   CURRENT(ctx);
+  SAFE();
   /* the driver lets what may still use the memory finish first */
   CUresult result = work_wait(ctx, SOFT_ALL_STREAMS, SOFT_FOREVER, work_spins(ctx));
   if (result != CUDA_SUCCESS) LEAVE(result);

@@ -119,6 +119,7 @@ char *module_read_file(const char *path) {
 
 static CUresult load(CUmodule *out, const void *image) {
   CURRENT(ctx);
+  SAFE();
   if (!out) LEAVE(CUDA_ERROR_INVALID_VALUE);
   LEAVE(module_load(ctx, image, out));
 }
@@ -142,6 +143,7 @@ EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path) {
 
 EXPORT CUresult cuModuleUnload(CUmodule handle) {
   CURRENT(ctx);
+  SAFE();
   (void)ctx;
   if (!handle_is(handle, HANDLE_MODULE)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
   module_unload(handle);

@@ -9,6 +9,8 @@ struct CUfunc_st {
   const ptx_entry *entry;
   const kernel *known;    /* NULL: can't be run */
   int dynamic_shared;
+  unsigned int old_block[3], old_shared, old_bytes; /* grid.c */
+  unsigned char old_arguments[4096];
   struct CUfunc_st *next;
 };
 

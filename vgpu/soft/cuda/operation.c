@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "arena.h"
+#include "capture.h"
 #include "deferred.h"
-#include "graph.h"
 
 bool operation_copy(operation *to, const operation *from) {
   *to = *from;
@@ -57,4 +57,8 @@ CUresult operation_issue(const stream *on, const operation *op, uint32_t *queue,
   }
 }
 
-CUresult operation_submit(stream *on, const operation *op) { return operation_issue(on, op, NULL, NULL); }
+CUresult operation_submit(stream *on, const operation *op) {
+  operation copy;
+  if (!stream_capturing(on)) return operation_issue(on, op, NULL, NULL);
+  return operation_copy(&copy, op) ? capture_add(on, &copy) : CUDA_ERROR_OUT_OF_MEMORY;
+}

@@ -67,10 +67,12 @@ void operation_effect(const operation *op);
 
 /* Checks a launch and gathers its arguments. */
 CUresult kernel_prepare(context *ctx, CUfunction handle, void **parameters, void **extra, kernel_work *work);
-/* Where its arguments are, for those that ask for a node's parameters. */
 CUresult kernel_run(context *ctx, const kernel_work *work);
 /* The entry of a launch on a card: its length and width. */
 CUresult kernel_entry(const context *ctx, const kernel_work *work, soft_entry *entry);
+
+/* occupancy.c: blocks of a launch that a multiprocessor holds at once, at least 1 */
+unsigned int blocks_per_sm(const soft_card *card, unsigned int threads, size_t shared);
 
 /* ---- copy.c, fill.c: the bytes. INVALID_VALUE changes nothing. ---- */
 CUresult copy_check(const CUDA_MEMCPY3D *c);

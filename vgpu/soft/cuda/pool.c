@@ -12,6 +12,8 @@
 
 #include "../state/ledger.h"
 #include "../state/lock.h"
+#include "capture.h"
+#include "deferred.h"
 #include "shared.h"
 
 #define SEGMENT_BYTES (32ull << 20)
@@ -232,17 +234,34 @@ void pools_drop(context *ctx) {
 
 /* ---- entry points -------------------------------------------------------- */
 
+/* In a capture an allocation is a node, and its memory the graph's. */
+static CUresult allocate_in_graph(const pool *from, stream *on, uint64_t bytes, CUdeviceptr *pointer) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                                       .bytesize = bytes};
+  for (uint32_t i = 0; i < the_driver.device_count; i++)
+    if (the_driver.cards[i] == from->card) params.poolProps.location.id = (int)i;
+  size_t count;
+  CUgraphNode node;
+  const CUgraphNode *after = capture_after(on, &count);
+  CUresult result = node_add_allocation(capture_graph(on), after, count, &params, &node);
+  if (result != CUDA_SUCCESS) return result;
+  capture_moved(on, node);
+  *pointer = params.dptr;
+  return CUDA_SUCCESS;
+}
+
 static CUresult allocate(CUdeviceptr *pointer, uint64_t bytes, CUmemoryPool wanted, bool named, CUstream handle, bool per_thread) {
   context *ctx;
   stream *on;
   ENTER();
   CUresult result = context_current(&ctx);
-  if (result == CUDA_SUCCESS) result = stream_resolve(ctx, handle, per_thread, &on);
+  if (result == CUDA_SUCCESS) result = stream_for_work(ctx, handle, per_thread, &on);
   if (result != CUDA_SUCCESS) LEAVE(result);
   if (!pointer || !bytes || (named && (!handle_is(wanted, HANDLE_POOL) || wanted->imported))) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (bytes > UINT64_MAX - SEGMENT_BYTES) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
   pool *from = named ? wanted : pool_of_card(on->owner->card);
   if (!from) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
+  if (stream_capturing(on)) LEAVE(allocate_in_graph(from, on, bytes, pointer));
   if (cut(from, on->owner, bytes, pointer)) LEAVE(CUDA_SUCCESS);
   result = add_segment(from, bytes);
   if (result != CUDA_SUCCESS) LEAVE(result);
@@ -256,13 +275,36 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t n, CUmemoryP
   return allocate(p, n, from, true, on, true);
 }
 
+static CUresult free_in_graph(stream *on, operation *op) {
+  size_t count;
+  CUgraphNode node;
+  const CUgraphNode *after = capture_after(on, &count);
+  CUdeviceptr pointer = op->pointer;
+  CUresult result = graph_memory_freed_by(pointer, NULL); /* memory from outside can't be freed by a graph */
+  if (result == CUDA_SUCCESS) result = node_add(capture_graph(on), after, count, op, &node);
+  if (result == CUDA_SUCCESS) result = graph_memory_freed_by(pointer, node);
+  if (result == CUDA_SUCCESS) capture_moved(on, node);
+  return result;
+}
+
+/* What is freed may still be used by what waits for the host. */
+static CUresult free_later(const stream *on, const operation *op) {
+  allocation found;
+  if (!allocation_at(op->pointer, &found) || found.base != op->pointer) return CUDA_ERROR_INVALID_VALUE;
+  return operation_issue(on, op, NULL, NULL);
+}
+
 static CUresult release(CUdeviceptr pointer, CUstream handle, bool per_thread) {
   context *ctx;
   stream *on;
   ENTER();
   CUresult result = context_current(&ctx);
-  if (result == CUDA_SUCCESS) result = stream_resolve(ctx, handle, per_thread, &on);
-  LEAVE(result == CUDA_SUCCESS ? memory_free(pointer) : result);
+  if (result == CUDA_SUCCESS) result = stream_for_work(ctx, handle, per_thread, &on);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  operation op = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .ctx = on->owner, .pointer = pointer};
+  if (stream_capturing(on)) LEAVE(free_in_graph(on, &op));
+  if (graph_memory_end(pointer) || deferred_any()) LEAVE(free_later(on, &op));
+  LEAVE(memory_free(pointer));
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream on) { return release(pointer, on, false); }

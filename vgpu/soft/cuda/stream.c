@@ -1,17 +1,24 @@
-/* stream.c - streams. Capture is not modelled: no stream ever captures. */
+/* stream.c - streams. */
 #include <stdlib.h>
 
 #include "../state/state.h"
-#include "driver.h"
+#include "capture.h"
 #include "ipc.h"
 
-static __thread stream own_stream; /* the calling thread's default stream */
+static __thread stream *own_stream; /* the calling thread's default stream */
+static stream *own_streams;         /* those of all threads: a capture may outlive its thread */
 
 CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream **out) {
   if (handle == CU_STREAM_PER_THREAD || (!handle && per_thread)) {
-    if (!own_stream.number) own_stream.number = the_driver.next_stream++;
-    own_stream.owner = ctx;
-    *out = &own_stream;
+    if (!own_stream) {
+      own_stream = calloc(1, sizeof *own_stream);
+      if (!own_stream) return CUDA_ERROR_OUT_OF_MEMORY;
+      own_stream->number = the_driver.next_stream++;
+      own_stream->next = own_streams;
+      own_streams = own_stream;
+    }
+    own_stream->owner = ctx;
+    *out = own_stream;
     return CUDA_SUCCESS;
   }
   if (!handle || handle == CU_STREAM_LEGACY) {
@@ -22,10 +29,6 @@ CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream *
   *out = handle;
   return CUDA_SUCCESS;
 }
-
-CUresult stream_for_work(context *ctx, CUstream handle, bool per_thread, stream **out) { return stream_resolve(ctx, handle, per_thread, out); }
-bool stream_capturing(const stream *on) { (void)on; return false; }
-CUresult capture_unsafe(void) { return CUDA_SUCCESS; }
 
 #define STREAM(ctx, on, handle, per_thread)                                                          \
   context *ctx;                                                                                      \
@@ -66,6 +69,7 @@ static CUresult destroy(CUstream handle) {
   stream **link = &handle->owner->streams;
   while (*link && *link != handle) link = &(*link)->next;
   if (*link) *link = handle->next;
+  capture_forget_stream(handle);
   handle_remove(handle); /* work that it still has goes on */
   free(handle);
   LEAVE(CUDA_SUCCESS);
@@ -78,14 +82,23 @@ void streams_drop(context *ctx) {
   while (ctx->streams) {
     stream *gone = ctx->streams;
     ctx->streams = gone->next;
+    capture_forget_stream(gone);
     handle_remove(gone);
     free(gone);
   }
 }
 
+/* The host may not ask after captured work, nor after any where a capture forbids it. */
+static CUresult lookable(context *ctx, CUstream handle, bool per_thread, stream **on) {
+  CUresult result = stream_for_work(ctx, handle, per_thread, on);
+  if (result != CUDA_SUCCESS) return result;
+  return stream_capturing(*on) ? capture_refuse(*on) : capture_unsafe();
+}
+
 static CUresult synchronize(CUstream handle, bool per_thread) {
   STREAM(ctx, on, handle, per_thread);
-  CUresult result = work_wait_stream(ctx, on);
+  CUresult result = lookable(ctx, handle, per_thread, &on);
+  if (result == CUDA_SUCCESS) result = work_wait_stream(ctx, on);
   if (result == CUDA_SUCCESS) pools_trim(ctx);
   LEAVE(result);
 }
@@ -95,7 +108,8 @@ EXPORT CUresult cuStreamSynchronize_ptsz(CUstream handle) { return synchronize(h
 
 static CUresult query(CUstream handle, bool per_thread) {
   STREAM(ctx, on, handle, per_thread);
-  LEAVE(work_query(ctx, on->number));
+  CUresult result = lookable(ctx, handle, per_thread, &on);
+  LEAVE(result == CUDA_SUCCESS ? work_query(ctx, on->number) : result);
 }
 
 EXPORT CUresult cuStreamQuery(CUstream handle) { return query(handle, false); }
@@ -115,10 +129,13 @@ CUresult event_wait(const stream *on, CUevent handle, uint32_t *queue, uint64_t 
 
 static CUresult wait_event(CUstream handle, CUevent on_event, unsigned int flags, bool per_thread) {
   STREAM(ctx, on, handle, per_thread);
-  (void)ctx;
+  bool taken;
+  CUresult result = stream_for_work(ctx, handle, per_thread, &on);
+  if (result != CUDA_SUCCESS) LEAVE(result);
   if (flags > CU_EVENT_WAIT_EXTERNAL) LEAVE(CUDA_ERROR_INVALID_VALUE);
   if (!handle_is(on_event, HANDLE_EVENT)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
-  LEAVE(event_wait(on, on_event, NULL, NULL));
+  result = capture_wait(on, on_event, flags == CU_EVENT_WAIT_EXTERNAL, &taken);
+  LEAVE(taken ? result : event_wait(on, on_event, NULL, NULL));
 }
 
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent on, unsigned int flags) { return wait_event(handle, on, flags, false); }
@@ -140,7 +157,6 @@ ASK(ask_priority, int, on->priority)
 ASK(ask_flags, unsigned int, on->flags)
 ASK(ask_context, CUcontext, ctx)
 ASK(ask_number, unsigned long long, on->number + 1ull)
-ASK(ask_capturing, CUstreamCaptureStatus, CU_STREAM_CAPTURE_STATUS_NONE)
 
 EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) { return ask_priority(handle, out, false); }
 EXPORT CUresult cuStreamGetPriority_ptsz(CUstream handle, int *out) { return ask_priority(handle, out, true); }
@@ -150,37 +166,3 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) { return ask_con
 EXPORT CUresult cuStreamGetCtx_ptsz(CUstream handle, CUcontext *out) { return ask_context(handle, out, true); }
 EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out) { return ask_number(handle, out, false); }
 EXPORT CUresult cuStreamGetId_ptsz(CUstream handle, unsigned long long *out) { return ask_number(handle, out, true); }
-EXPORT CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out) { return ask_capturing(handle, out, false); }
-EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream handle, CUstreamCaptureStatus *out) { return ask_capturing(handle, out, true); }
-
-static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
-                             size_t *count, bool per_thread) {
-  STREAM(ctx, on, handle, per_thread);
-  (void)ctx;
-  if (!status) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (id) *id = 0;
-  if (graph) *graph = NULL;
-  if (nodes) *nodes = NULL;
-  if (count) *count = 0;
-  LEAVE(CUDA_SUCCESS);
-}
-
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                          const CUgraphNode **nodes, size_t *count) {
-  return capture_info(handle, status, id, graph, nodes, count, false);
-}
-EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                               const CUgraphNode **nodes, size_t *count) {
-  return capture_info(handle, status, id, graph, nodes, count, true);
-}
-
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-  static __thread CUstreamCaptureMode own_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  ENTER();
-  if (!mode || *mode < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  CUstreamCaptureMode before = own_mode;
-  own_mode = *mode;
-  *mode = before;
-  LEAVE(CUDA_SUCCESS);
-}
