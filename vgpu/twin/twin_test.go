@@ -304,6 +304,29 @@ func TestHashTables(t *testing.T) {
 	}
 }
 
+// TestHashes holds the functions against values that other tools give.
+func TestHashes(t *testing.T) {
+	for name, want := range map[string][2]uint32{
+		"":              {0x1505, 0},
+		"printf":        {0x156b2bb8, 0x077905a6},
+		"syscall":       {0xbac212a0, 0x0b09985c},
+		"flapenguin.me": {0x8ae9f18e, 0x03987915},
+	} {
+		if g, v := hashGNU(name), hashSysV(name); g != want[0] || v != want[1] {
+			t.Errorf("%q hashes to %#x and %#x, %#x expected", name, g, v, want)
+		}
+	}
+}
+
+// TestAListWithoutEnd: a table whose list leads back into itself.
+func TestAListWithoutEnd(t *testing.T) {
+	table := sysvTable{buckets: []uint32{1}, chain: []uint32{0, 2, 1}}
+	asked := 0
+	if _, ok := table.find("cuInit", func(uint32) bool { asked++; return asked > 1000 }); ok {
+		t.Errorf("a list of two was asked %d times", asked)
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	front := built(f, "lib/build/libcarve-nvml.so")
 	hook := export{"nvmlDeviceGetMemoryInfo", elf.STT_FUNC, elf.STB_GLOBAL, 0x2000, 8}
