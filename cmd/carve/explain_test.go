@@ -98,6 +98,10 @@ func newWorld(t *testing.T, limits map[string]string) *world {
 		n.Status.HookConnectedSince = &since
 		for i := range n.Status.Cards {
 			n.Status.Cards[i].Health = v1alpha1.Health{State: v1alpha1.Healthy}
+			n.Status.Cards[i].Layers = []string{v1alpha1.LayerLibrary}
+			if n.Name == "n2" {
+				n.Status.Cards[i].Layers = []string{v1alpha1.EnforcementDmem, v1alpha1.LayerLibrary}
+			}
 			for j := range n.Status.Cards[i].Slices {
 				s := &n.Status.Cards[i].Slices[j]
 				s.PodUID, s.Generation = "uid-"+s.Pod, 1
