@@ -222,9 +222,9 @@
       "keep own events away", "-", "pass") \
     X(cuStreamBeginCapture_v2_ptsz, "10.1", (CUstream stream, CUstreamCaptureMode mode), \
       "keep own events away", "-", "pass") \
-    X(cuStreamBeginCaptureToGraph, "12.3", (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode), \
+    X(cuStreamBeginCaptureToGraph, "12.3", (CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode), \
       "keep own events away", "-", "pass") \
-    X(cuStreamBeginCaptureToGraph_ptsz, "12.3", (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode), \
+    X(cuStreamBeginCaptureToGraph_ptsz, "12.3", (CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode), \
       "keep own events away", "-", "pass") \
     X(cuStreamEndCapture, "10.0", (CUstream stream, CUgraph *graph), \
       "keep own events away", "-", "pass") \

@@ -79,10 +79,10 @@ CARVE_EXPORT CUresult cuStreamBeginCapture(CUstream stream) { BEGIN_CAPTURE(cuSt
 CARVE_EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream stream) { BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, stream); }
 CARVE_EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) { BEGIN_CAPTURE(cuStreamBeginCapture_v2, stream, mode); }
 CARVE_EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) { BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, stream, mode); }
-CARVE_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode) {
+CARVE_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, stream, graph, after, edges, count, mode);
 }
-CARVE_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, CUstreamCaptureMode mode) {
+CARVE_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, stream, graph, after, edges, count, mode);
 }
 
