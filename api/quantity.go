@@ -57,6 +57,8 @@ func parseQuantity(s string) (quantity, error) {
 		for range e {
 			scale *= 10
 		}
+	case strings.HasPrefix(suffix, "."):
+		return quantity{}, fmt.Errorf("%q has a fraction: whole numbers only (1536Mi for 1.5Gi)", clip(s))
 	case strings.HasSuffix(suffix, "i"):
 		shift, ok := binarySuffix[suffix]
 		if !ok {

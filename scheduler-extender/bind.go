@@ -101,6 +101,8 @@ func (s *Server) bindPod(ctx context.Context, pod ledger.Ref, node string) (stri
 		return "conflict", failed(err)
 	case errors.Is(err, ledger.ErrBlocked):
 		return "blocked", failed(err)
+	case errors.As(err, new(*ledger.QuotaRefusal)):
+		return "quota", failed(err)
 	case err != nil:
 		return "refused", failed(err)
 	case bound:

@@ -125,11 +125,16 @@ func gather(ctx context.Context, kube kubernetes.Interface, nodes *gpunodes.Clie
 		in.Events = events.Items
 	}
 	_, eventsErr := hidden("events", err)
+	quotas, err := kube.CoreV1().ResourceQuotas(namespace).List(ctx, metav1.ListOptions{})
+	if err == nil {
+		in.Quotas = quotas.Items
+	}
+	var quotasErr, podsErr, nodesErr, reportsErr error
+	in.QuotasHidden, quotasErr = hidden("resource quotas", err)
 	pods, err := kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err == nil {
 		in.Pods = pods.Items
 	}
-	var podsErr, nodesErr, reportsErr error
 	in.PodsHidden, podsErr = hidden("pods", err)
 	list, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err == nil {
@@ -141,7 +146,7 @@ func gather(ctx context.Context, kube kubernetes.Interface, nodes *gpunodes.Clie
 		in.Reports = reports.Items
 	}
 	in.ReportsHidden, reportsErr = hidden("GPUNodes", err)
-	return in, errors.Join(eventsErr, podsErr, nodesErr, reportsErr)
+	return in, errors.Join(eventsErr, quotasErr, podsErr, nodesErr, reportsErr)
 }
 
 // printExplained prints an explanation for people.

@@ -33,6 +33,7 @@ type world struct {
 	reports []*v1alpha1.GPUNode
 	pods    []*corev1.Pod
 	events  []*corev1.Event
+	quotas  []*corev1.ResourceQuota
 	// forbidden are resources that may not be listed cluster-wide.
 	forbidden map[string]bool
 }
@@ -146,9 +147,12 @@ func (w *world) explained(t *testing.T, name string) (string, *explain.Report) {
 	for _, e := range w.events {
 		objects = append(objects, e)
 	}
+	for _, q := range w.quotas {
+		objects = append(objects, q)
+	}
 	kube := fake.NewClientset(objects...)
 	kube.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if a.GetNamespace() == "" && w.forbidden[a.GetResource().Resource] {
+		if (a.GetNamespace() == "" || a.GetResource().Resource == "resourcequotas") && w.forbidden[a.GetResource().Resource] {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: a.GetResource().Resource}, "", fmt.Errorf("not you"))
 		}
 		return false, nil, nil
@@ -179,6 +183,19 @@ func TestExplainTexts(t *testing.T) {
 		for _, u := range []string{"GPU-a", "GPU-b"} {
 			w.card("n2", u).Slices = []v1alpha1.Slice{{PodUID: "uid-x" + u, Namespace: "team-x", Pod: "big", Container: "app", MemMiB: 40000, Mode: "vgpu", Generation: 1, State: "active"}}
 		}
+	}
+	// A pod of the same namespace has grown to all that the quota allows.
+	grown := func(w *world) {
+		w.quotas = []*corev1.ResourceQuota{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-c", Name: "gpus"},
+			Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"requests.nvidia.com/gpumem": resource.MustParse("61k")}}}}
+		p := askingPod(map[string]string{"gpu": "1", "gpumem": "1000"})
+		p.Name, p.UID, p.Spec.NodeName = "grows", "uid-grows", "n2"
+		v, err := api.Grant{Version: 1, UID: "uid-grows", Node: "n2", Generation: 2, Containers: map[string][]api.CardGrant{"app": {{Card: "GPU-a", MemMiB: 20000, Mode: api.ModeVGPU}}}}.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Annotations = map[string]string{api.AnnotationGrant: v}
+		w.pods = append(w.pods, p)
 	}
 	situations := []struct {
 		name    string
@@ -236,6 +253,20 @@ func TestExplainTexts(t *testing.T) {
 			w.nodes[0].Spec.Taints = []corev1.Taint{{Key: api.TaintHookDown, Effect: corev1.TaintEffectNoSchedule}}
 			w.forbidden = map[string]bool{"pods": true}
 		}},
+		{"its namespace's shares have grown up to the quota", share, explain.Quota, grown},
+		{"the same, for a reader who sees no quotas", share, explain.WaitsForOther, func(w *world) {
+			grown(w)
+			w.forbidden = map[string]bool{"resourcequotas": true}
+			w.says("0/2 nodes are available: ResourceQuota team-c/gpus allows requests.nvidia.com/gpumem of 61000; the namespace's shares hold 20000 and the pod takes 60000 more; grown since they were made: grows (asked 1000, holds 20000).")
+		}},
+		{"pods are on the cards by another plugin's grace", map[string]string{"gpumem": "50000"}, explain.ForeignPods, func(w *world) {
+			for _, n := range []string{"n1", "n2"} {
+				p := askingPod(map[string]string{"gpu": "1"})
+				p.Name, p.UID, p.Spec.NodeName = "old-"+n, types.UID("uid-old-"+n), n
+				p.Status = corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "app", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}
+				w.pods = append(w.pods, p)
+			}
+		}},
 		{"an amount of zero", map[string]string{"gpumem": "0"}, explain.NoRequest, nil},
 		{"an init container that has ended", share, explain.Running, func(w *world) {
 			w.pod.Spec.InitContainers = []corev1.Container{*w.pod.Spec.Containers[0].DeepCopy()}
@@ -288,6 +319,10 @@ func TestExplainTexts(t *testing.T) {
 			w.pod.Spec.NodeName, w.pod.Annotations = "n1", map[string]string{api.AnnotationGrant: `{"v":9}`}
 		}},
 		{"bound past the extender", share, explain.Ungranted, func(w *world) { w.pod.Spec.NodeName = "n1" }},
+		{"it was there before carve managed the node", map[string]string{"gpu": "1"}, explain.Ungranted, func(w *world) {
+			w.pod.Spec.NodeName = "n1"
+			w.pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "app", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}
+		}},
 		{"on a node of another plugin", map[string]string{"gpu": "1"}, explain.Elsewhere, func(w *world) {
 			w.pod.Spec.NodeName = "n3"
 			w.nodes = append(w.nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n3"}})

@@ -30,6 +30,8 @@ const (
 	// resizePoll is how often the pod and its node are looked at while a resize
 	// is under way.
 	resizePoll = 50 * time.Millisecond
+	// resizeLook is how often it is found out why there is no answer.
+	resizeLook = time.Second
 	// resizeTries is how often a request is written anew when somebody else
 	// changed the pod meanwhile.
 	resizeTries = 10
@@ -56,6 +58,9 @@ func (c change) apply(now int64) int64 {
 func parseChange(s string, read func(string) (int64, error)) (change, error) {
 	if s == "" {
 		return change{}, nil
+	}
+	if strings.HasPrefix(s, "--") {
+		return change{}, fmt.Errorf("it needs an amount, and %q was taken for one", s)
 	}
 	c := change{given: true}
 	switch s[0] {
@@ -382,9 +387,9 @@ func (r *resizer) plan(p *corev1.Pod) (*resizeView, api.ResizeAmounts, error) {
 // await follows a request to its end. why says what it waited for when the
 // context ended.
 func (r *resizer) await(ctx context.Context, view *resizeView, id string) (why string, err error) {
-	why = "the extender hasn't answered: does it run? (kubectl -n " + api.Namespace + " get pods)"
+	why = "the extender hasn't answered yet"
 	begin, told := time.Now(), false
-	for {
+	for look := begin.Add(resizePoll); ; {
 		p, err := r.kube.CoreV1().Pods(r.namespace).Get(ctx, r.name, metav1.GetOptions{})
 		if err != nil {
 			return why, fmt.Errorf("resize pod %s/%s: %w", r.namespace, r.name, err)
@@ -412,6 +417,11 @@ func (r *resizer) await(ctx context.Context, view *resizeView, id string) (why s
 			return why, fmt.Errorf("resize of pod %s/%s: another resize (%s) came after it", r.namespace, r.name, result.ID)
 		case !asked:
 			return why, fmt.Errorf("resize of pod %s/%s: somebody took the request away", r.namespace, r.name)
+		case time.Now().After(look):
+			look = time.Now().Add(resizeLook)
+			if w := r.unanswered(ctx, view, string(p.UID)); ctx.Err() == nil {
+				why = w
+			}
 		}
 		if !told && time.Since(begin) > time.Second {
 			told = true
@@ -423,6 +433,16 @@ func (r *resizer) await(ctx context.Context, view *resizeView, id string) (why s
 		case <-time.After(resizePoll):
 		}
 	}
+}
+
+// unanswered says for whom a request waits that nobody has answered: the extender
+// answers when the node has reported what was granted last.
+func (r *resizer) unanswered(ctx context.Context, view *resizeView, uid string) string {
+	n, err := r.nodes.Get(ctx, view.Node)
+	if apierrors.IsNotFound(err) || err == nil && !reportsGeneration(n, uid, view.Container, view.Generation) {
+		return fmt.Sprintf("node %s hasn't reported the pod's last grant (generation %d), and until then the extender doesn't answer: does the node's agent run? (kubectl -n %s get pods -o wide)", view.Node, view.Generation, api.Namespace)
+	}
+	return "the extender hasn't answered: does it run? (kubectl -n " + api.Namespace + " get pods)"
 }
 
 // inForce reports whether the node has a grant of the view's generation or later

@@ -31,6 +31,7 @@ type resizeServer struct {
 	forbidden string // what the user may not do: patch or gpunodes
 	conflicts int
 	silent    bool // no extender
+	behind    bool // the node hasn't reported the last grant
 }
 
 func (s *resizeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -54,6 +55,9 @@ func (s *resizeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		n := v1alpha1.GPUNode{TypeMeta: metav1.TypeMeta{Kind: "GPUNode", APIVersion: "carve.dev/v1alpha1"}, ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 		n.Status.Cards = []v1alpha1.Card{{UUID: "GPU-a", Slices: []v1alpha1.Slice{{PodUID: "uid-a", Container: "app", Generation: int32(g.Generation)}}}}
+		if s.behind {
+			n.Status.Cards[0].Slices[0].Generation--
+		}
 		answer(200, n)
 	case r.Method == http.MethodPatch && s.forbidden == "patch":
 		fail(apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "a", nil))
@@ -185,10 +189,12 @@ func TestResizesThatFail(t *testing.T) {
 		"nothing left":         {"pod/a --gpumem -8000", oneShare, nil, "leaves 0 MiB of 8000", false},
 		"too much compute":     {"pod/a --gpucores +71", oneShare, nil, "leads to 101 percent", false},
 		"one under way":        {"pod/a --gpumem 1", oneShare, func(s *resizeServer) { s.pod.Annotations[api.AnnotationResize] = "{}" }, "under way", false},
-		"nobody answers":       {"pod/a --gpumem 1 --timeout 200ms", oneShare, func(s *resizeServer) { s.silent = true }, "the extender hasn't answered", false},
+		"nobody answers":       {"pod/a --gpumem 1 --timeout 200ms", oneShare, func(s *resizeServer) { s.silent = true }, "the extender hasn't answered: does it run?", false},
+		"the node is silent":   {"pod/a --gpumem 1 --timeout 200ms", oneShare, func(s *resizeServer) { s.silent, s.behind = true, true }, "node n1 hasn't reported the pod's last grant (generation 3)", false},
+		"an amount forgotten":  {"pod/a --gpumem --gpucores 50", oneShare, nil, `--gpumem: it needs an amount, and "--gpucores" was taken for one`, true},
 		"no amount":            {"pod/a", oneShare, nil, "--gpumem, --gpucores or both are needed", true},
 		"another kind":         {"deployment/a --gpumem 1", oneShare, nil, "allowed are pod/NAME and NAME", true},
-		"a fraction":           {"pod/a --gpumem 1.5Gi", oneShare, nil, "--gpumem:", true},
+		"a fraction":           {"pod/a --gpumem 1.5Gi", oneShare, nil, "whole numbers only", true},
 		"101 percent":          {"pod/a --gpucores 101", oneShare, nil, "allowed are 0 to 100 percent", true},
 		"no pod":               {"--gpumem 1", oneShare, nil, "accepts 1 arg", true},
 		"an unknown output":    {"pod/a --gpumem 1 -o xml", oneShare, nil, "--output", true},

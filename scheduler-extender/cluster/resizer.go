@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -171,7 +170,7 @@ func (r *Resizer) look(ctx context.Context, ref ledger.Ref) (again time.Duration
 		if p == nil {
 			return 0, nil
 		}
-		if a, again, err = r.decide(ctx, ref, p); a == nil {
+		if a, again, err = r.decide(ref, p); a == nil {
 			return again, err
 		}
 	}
@@ -201,7 +200,7 @@ func (r *Resizer) look(ctx context.Context, ref ledger.Ref) (again time.Duration
 
 // decide makes the answer to what the pod shows, nil if there is none to give
 // now.
-func (r *Resizer) decide(ctx context.Context, ref ledger.Ref, p *corev1.Pod) (*answer, time.Duration, error) {
+func (r *Resizer) decide(ref ledger.Ref, p *corev1.Pod) (*answer, time.Duration, error) {
 	a := &answer{ref: ref, version: p.ResourceVersion, request: p.Annotations[api.AnnotationResize], before: p.Annotations[api.AnnotationGrant]}
 	last, _ := api.DecodeResizeResult(p.Annotations[api.AnnotationResizeResult])
 	held, _ := api.DecodeGrant(a.before)
@@ -229,11 +228,7 @@ func (r *Resizer) decide(ctx context.Context, ref ledger.Ref, p *corev1.Pod) (*a
 		result.Message = a.message
 		return r.complete(a, held, held, result)
 	}
-	quotas, err := r.quotas(ctx, ref.Namespace)
-	if err != nil {
-		return nil, 0, err
-	}
-	g, err := r.Ledger.BeginResize(ref, ask, quotas)
+	g, err := r.Ledger.BeginResize(ref, ask)
 	var refusal *ledger.ResizeRefusal
 	switch {
 	case errors.As(err, &refusal):
@@ -357,37 +352,6 @@ func definite(err error) bool {
 	}
 	code := status.Status().Code
 	return code >= 400 && code < 500 && !apierrors.IsTimeout(err) && !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err)
-}
-
-// quotas are the namespace's bounds on what shares may hold. A quota with scopes
-// bounds some pods only, and is left to Kubernetes' own count at creation.
-func (r *Resizer) quotas(ctx context.Context, namespace string) ([]ledger.Quota, error) {
-	call, cancel := context.WithTimeout(ctx, resizeCall)
-	defer cancel()
-	list, err := r.Kube.CoreV1().ResourceQuotas(namespace).List(call, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("read the namespace's quota: %w", err)
-	}
-	var out []ledger.Quota
-	for _, q := range list.Items {
-		if len(q.Spec.Scopes) > 0 || q.Spec.ScopeSelector != nil {
-			continue
-		}
-		bound := ledger.Quota{Name: q.Name, MemMiB: -1, Cores: -1}
-		if m, ok := q.Spec.Hard["requests."+api.ResourceMemory]; ok {
-			bound.MemMiB = m.Value()
-			if m.Format == resource.BinarySI {
-				bound.MemMiB /= api.MiB
-			}
-		}
-		if c, ok := q.Spec.Hard["requests."+api.ResourceCores]; ok {
-			bound.Cores = c.Value()
-		}
-		if bound.MemMiB >= 0 || bound.Cores >= 0 {
-			out = append(out, bound)
-		}
-	}
-	return out, nil
 }
 
 // clipMessage bounds what goes into a result, at a rune's border.

@@ -30,6 +30,7 @@ import (
 type resizeRig struct {
 	t      *testing.T
 	kube   *fake.Clientset
+	quotas []*corev1.ResourceQuota
 	l      *ledger.Ledger
 	r      *Resizer
 	cancel context.CancelFunc
@@ -47,8 +48,8 @@ type resizeRig struct {
 	answered []string
 }
 
-func newResizeRig(t *testing.T, quotas ...runtime.Object) *resizeRig {
-	g := &resizeRig{t: t, kube: fake.NewClientset(quotas...)}
+func newResizeRig(t *testing.T, quotas ...*corev1.ResourceQuota) *resizeRig {
+	g := &resizeRig{t: t, kube: fake.NewClientset(), quotas: quotas}
 	grant := api.Grant{Version: 1, UID: "uid-a", Node: "n1", Generation: 1, Containers: map[string][]api.CardGrant{"app": {{Card: "GPU-a", MemMiB: 8000, Mode: api.ModeVGPU}}}}
 	text, err := grant.Encode()
 	if err != nil {
@@ -127,6 +128,14 @@ func (g *resizeRig) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	g.cancel, g.done = cancel, make(chan struct{})
 	go func() { defer close(g.done); g.r.Run(ctx) }()
+	s := Source{Config: Config{Ledger: g.l}}
+	for _, q := range g.quotas {
+		o, err := trimQuota(q)
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		s.setQuota(o)
+	}
 	g.show()
 	g.l.SetReport(g.report, time.Now())
 	g.r.ReportChanged(g.report)

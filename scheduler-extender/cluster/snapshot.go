@@ -18,6 +18,8 @@ type Lists struct {
 	Reports []v1alpha1.GPUNode
 	// Pods are those of all namespaces, the agent's included.
 	Pods []corev1.Pod
+	// Quotas are those of the namespaces that matter to the reader.
+	Quotas []corev1.ResourceQuota
 	// Blind is true where pods can't be listed. What is on the cards is then
 	// known by the nodes' reports alone, and every agent is taken to be ready.
 	Blind bool
@@ -62,6 +64,11 @@ func Snapshot(in Lists, now time.Time) *ledger.Ledger {
 			s.setPod(o)
 		}
 	}
+	for i := range in.Quotas {
+		if o, err := trimQuota(&in.Quotas[i]); err == nil {
+			s.setQuota(o)
+		}
+	}
 	for node, pods := range agents {
 		books.SetAgent(node, bestAgent(pods))
 	}
@@ -79,7 +86,7 @@ func podsOf(n *v1alpha1.GPUNode) map[string]ledger.Pod {
 					Grant: &api.Grant{Version: api.GrantVersion, UID: s.PodUID, Node: n.Name, Generation: int(s.Generation), Containers: map[string][]api.CardGrant{}}}
 			}
 			if p.Grant.Containers[s.Container] == nil {
-				p.Containers = append(p.Containers, ledger.Container{Name: s.Container, Kind: api.App})
+				p.Containers = append(p.Containers, ledger.Container{Name: s.Container, Kind: api.App, MemMiB: s.MemMiB, Cores: int(s.Cores)})
 			}
 			p.Grant.Containers[s.Container] = append(p.Grant.Containers[s.Container], api.CardGrant{Card: c.UUID, MemMiB: s.MemMiB, Cores: int(s.Cores), Mode: api.Mode(s.Mode)})
 			out[s.PodUID] = p

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -44,8 +46,8 @@ type Config struct {
 // Source feeds a ledger from the API server.
 type Source struct {
 	Config
-	pods, nodes, agents cache.SharedIndexInformer
-	ready               atomic.Bool
+	pods, nodes, agents, quotas cache.SharedIndexInformer
+	ready                       atomic.Bool
 
 	probes    *http.Client
 	suspected chan struct{} // there is a new suspect
@@ -61,11 +63,12 @@ func NewSource(c Config) (*Source, error) {
 	s := &Source{Config: c,
 		pods:   coreinformers.NewPodInformer(c.Kube, metav1.NamespaceAll, 0, cache.Indexers{}),
 		nodes:  coreinformers.NewNodeInformer(c.Kube, 0, cache.Indexers{}),
+		quotas: coreinformers.NewResourceQuotaInformer(c.Kube, metav1.NamespaceAll, 0, cache.Indexers{}),
 		agents: newAgentInformer(c.Kube, cmp.Or(c.Namespace, api.Namespace)),
 		probes: newProbeClient(), suspected: make(chan struct{}, 1),
 		addresses: map[string]string{}, suspects: map[string]bool{},
 	}
-	for _, set := range []error{s.pods.SetTransform(trimPod), s.nodes.SetTransform(trimNode), s.agents.SetTransform(trimAgent), c.Reports.SetTransform(trimReport)} {
+	for _, set := range []error{s.pods.SetTransform(trimPod), s.nodes.SetTransform(trimNode), s.agents.SetTransform(trimAgent), s.quotas.SetTransform(trimQuota), c.Reports.SetTransform(trimReport)} {
 		if set != nil {
 			return nil, fmt.Errorf("set up informers: %w", set)
 		}
@@ -80,7 +83,7 @@ func (s *Source) Ready() bool { return s.ready.Load() }
 // Run feeds the ledger until the context ends, and returns when all that it
 // started has ended.
 func (s *Source) Run(ctx context.Context) error {
-	synced := make([]cache.InformerSynced, 0, 4)
+	synced := make([]cache.InformerSynced, 0, 5)
 	for _, h := range []struct {
 		informer cache.SharedIndexInformer
 		set      func(any)
@@ -89,6 +92,7 @@ func (s *Source) Run(ctx context.Context) error {
 		{s.pods, s.setPod, s.dropPod},
 		{s.nodes, s.setNode, s.dropNode},
 		{s.agents, s.setAgent, s.setAgent},
+		{s.quotas, s.setQuota, s.dropQuota},
 		{s.Reports, s.setReport, s.dropReport},
 	} {
 		reg, err := h.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -106,7 +110,7 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 		synced = append(synced, reg.HasSynced)
 	}
-	informers := []cache.SharedIndexInformer{s.pods, s.nodes, s.agents, s.Reports}
+	informers := []cache.SharedIndexInformer{s.pods, s.nodes, s.agents, s.quotas, s.Reports}
 	done := make(chan struct{}, len(informers)+1)
 	go func() {
 		s.askSuspects(ctx)
@@ -200,6 +204,7 @@ func (s *Source) setPod(o any) {
 		Node:    p.Spec.NodeName,
 		Ended:   ended(p),
 		Started: started(p),
+		OnCards: p.Annotations[api.AnnotationGrant] == "" && OnCards(p),
 	}
 	if lp.Ended || lp.Node != "" {
 		s.Forget(lp.UID)
@@ -265,6 +270,35 @@ func (s *Source) setReport(o any) {
 	}
 }
 
+func (s *Source) setQuota(o any) {
+	q := o.(*corev1.ResourceQuota)
+	if b := bound(q); b.MemMiB >= 0 || b.Cores >= 0 {
+		s.Ledger.SetQuota(q.Namespace, b)
+		return
+	}
+	s.dropQuota(o)
+}
+
+func (s *Source) dropQuota(o any) {
+	q := o.(*corev1.ResourceQuota)
+	s.Ledger.DropQuota(q.Namespace, q.Name)
+}
+
+// bound is what a (trimmed) quota says of cards.
+func bound(q *corev1.ResourceQuota) ledger.Quota {
+	b := ledger.Quota{Name: q.Name, MemMiB: -1, Cores: -1}
+	if m, ok := q.Spec.Hard["requests."+api.ResourceMemory]; ok {
+		b.MemMiB = m.Value()
+		if m.Format == resource.BinarySI {
+			b.MemMiB /= api.MiB
+		}
+	}
+	if c, ok := q.Spec.Hard["requests."+api.ResourceCores]; ok {
+		b.Cores = c.Value()
+	}
+	return b
+}
+
 func (s *Source) dropReport(o any) { s.Ledger.DropReport(o.(*v1alpha1.GPUNode).Name, s.Now()) }
 
 // ours reports whether the (trimmed) pod matters to the ledger.
@@ -314,11 +348,43 @@ func kindOf(c *corev1.Container) api.ContainerKind {
 
 // containers lists those that have a grant, in the pod's order.
 func containers(p *corev1.Pod, g *api.Grant) []ledger.Container {
+	all := specs(p)
+	// Without annotations, which say nothing of amounts. A request that can't be
+	// read leaves all of them at zero.
+	request, _ := api.ParseRequest(all, nil)
+	asks := request.Containers
 	var out []ledger.Container
-	for _, s := range specs(p) {
+	for _, s := range all {
+		c := ledger.Container{Name: s.Name, Kind: s.Kind}
+		if len(asks) > 0 && asks[0].Name == s.Name {
+			if cards := g.Containers[s.Name]; len(cards) > 0 && cards[0].Mode == api.ModeVGPU {
+				c.MemMiB, c.MemPercent, c.Cores = asks[0].MemMiB, asks[0].MemPercent, asks[0].Cores
+			}
+			asks = asks[1:]
+		}
 		if _, ok := g.Containers[s.Name]; ok {
-			out = append(out, ledger.Container{Name: s.Name, Kind: s.Kind})
+			out = append(out, c)
 		}
 	}
 	return out
+}
+
+// OnCards reports whether a container of the pod runs that asks for cards in one
+// of the forms in which device plugins hand them out.
+func OnCards(p *corev1.Pod) bool {
+	running := func(name string, list []corev1.ContainerStatus) bool {
+		return slices.ContainsFunc(list, func(c corev1.ContainerStatus) bool { return c.Name == name && c.State.Running != nil })
+	}
+	on := func(list []corev1.Container, status []corev1.ContainerStatus) bool {
+		return slices.ContainsFunc(list, func(c corev1.Container) bool {
+			for name, q := range c.Resources.Limits {
+				card := name == api.ResourceGPU || name == api.ResourceGPU+".shared" || strings.HasPrefix(string(name), "nvidia.com/mig-")
+				if card && !q.IsZero() && running(c.Name, status) {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	return !ended(p) && (on(p.Spec.Containers, p.Status.ContainerStatuses) || on(p.Spec.InitContainers, p.Status.InitContainerStatuses))
 }

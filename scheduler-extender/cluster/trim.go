@@ -104,6 +104,28 @@ func trimNode(o any) (any, error) {
 	return out, nil
 }
 
+// trimQuota keeps the bounds on cards. A quota with scopes bounds some pods only,
+// and is left to Kubernetes' own count at creation.
+func trimQuota(o any) (any, error) {
+	q, ok := o.(*corev1.ResourceQuota)
+	if !ok {
+		return o, nil
+	}
+	out := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: q.Namespace, Name: q.Name, UID: q.UID, ResourceVersion: q.ResourceVersion}}
+	if len(q.Spec.Scopes) > 0 || q.Spec.ScopeSelector != nil {
+		return out, nil
+	}
+	for _, name := range []corev1.ResourceName{"requests." + api.ResourceMemory, "requests." + api.ResourceCores} {
+		if v, ok := q.Spec.Hard[name]; ok {
+			if out.Spec.Hard == nil {
+				out.Spec.Hard = corev1.ResourceList{}
+			}
+			out.Spec.Hard[name] = v
+		}
+	}
+	return out, nil
+}
+
 // trimReport drops what only people read.
 func trimReport(o any) (any, error) {
 	if n, ok := o.(*v1alpha1.GPUNode); ok {

@@ -24,7 +24,8 @@ const (
 	wakeAtOnce = 20
 )
 
-// Waker touches waiting pods when room for them appeared. kube-scheduler
+// Waker touches waiting pods when room for them appeared, on a card or in their
+// namespace's quota. kube-scheduler
 // watches neither GPUNodes nor our ledger, and would look again after five
 // minutes; a change to the pod's own object makes it look at that pod at once.
 type Waker struct {
@@ -41,7 +42,8 @@ type Waker struct {
 
 // Run wakes pods until the context ends.
 func (w *Waker) Run(ctx context.Context) {
-	pending := map[string]bool{} // nodes that a pod may still be woken for
+	// Nodes and namespaces that a pod may still be woken for.
+	pending, spaces := map[string]bool{}, map[string]bool{}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -53,6 +55,9 @@ func (w *Waker) Run(ctx context.Context) {
 		}
 		for _, n := range w.Ledger.TakeFreed() {
 			pending[n.Name] = true
+		}
+		for _, n := range w.Ledger.TakeRelaxed() {
+			spaces[n] = true
 		}
 		if !w.Ready() {
 			continue // pods that wait will be filtered again by then
@@ -70,8 +75,12 @@ func (w *Waker) Run(ctx context.Context) {
 			}
 		}
 		pods, again := w.Placer.Wake(nodes, wakeAtOnce, w.Now())
-		for _, p := range pods {
+		more, later := w.Placer.WakeSpaces(spaces, wakeAtOnce, w.Now())
+		for _, p := range append(pods, more...) {
 			w.touch(ctx, p)
+		}
+		if later.IsZero() {
+			clear(spaces)
 		}
 		if again.IsZero() {
 			for _, n := range nodes {
@@ -81,7 +90,10 @@ func (w *Waker) Run(ctx context.Context) {
 		switch {
 		case held:
 			timer.Reset(wakeEvery)
-		case !again.IsZero():
+		case !again.IsZero() || !later.IsZero():
+			if again.IsZero() || !later.IsZero() && later.Before(again) {
+				again = later
+			}
 			timer.Reset(max(wakeEvery, again.Sub(w.Now())))
 		}
 		select {

@@ -14,7 +14,7 @@ func Check(f Facts) []api.Finding {
 	var out []api.Finding
 	for _, check := range []func(Facts) []api.Finding{
 		access, installed, extender, certificates, called, schedulerPods, schedulerConfig, webhooks,
-		nodes, strays, versions, doubleServing, hamiNodes, hamiWebhook, runtimeClasses, privileged,
+		nodes, strays, versions, foreign, doubleServing, hamiNodes, hamiWebhook, runtimeClasses, privileged,
 	} {
 		out = append(out, check(f)...)
 	}

@@ -261,6 +261,15 @@ var faults = []struct {
 		f.Plugins = []corev1.Pod{plugin("n1", "x", "registry/projecthami/hami:v2.5")}
 	}, "double-serving", api.LevelFail, []string{"HAMi's device plugin"}},
 	{"HAMi's register on a managed node", func(_ *testing.T, f *Facts) { f.Nodes[0].Annotations = map[string]string{hamiRegister: "GPU-a,10"} }, "hami-node", api.LevelWarn, []string{"kubectl annotate node n1 hami.io/node-nvidia-register-"}},
+	{"pods that were there before", func(_ *testing.T, f *Facts) {
+		f.Foreign = []corev1.Pod{
+			{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "old", UID: "1"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+			{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "older", UID: "2"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+			{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "elsewhere", UID: "3"}, Spec: corev1.PodSpec{NodeName: "n2"}},
+			{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "local", UID: "4"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+		}
+		f.Reports[0].Status.Cards[0].Slices = []v1alpha1.Slice{{PodUID: "4"}}
+	}, "foreign-pods", api.LevelWarn, []string{"node n1", "2 pod(s)", "team/old, team/older", "kubectl drain n1"}},
 	{"HAMi's webhook", func(_ *testing.T, f *Facts) {
 		f.Webhooks = []admissionv1.MutatingWebhookConfiguration{{ObjectMeta: metav1.ObjectMeta{Name: "hami-webhook"}, Webhooks: []admissionv1.MutatingWebhook{{Name: hamiWebhookIs}}}}
 	}, "hami-webhook", api.LevelWarn, []string{"hami.io/webhook=ignore"}},

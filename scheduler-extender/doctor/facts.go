@@ -50,8 +50,9 @@ type Facts struct {
 	Reports []v1alpha1.GPUNode
 	// Agents are the pods of carve-node, Plugins pods of others that mount the
 	// kubelet's device-plugin directory, Schedulers the kube-schedulers that run
-	// as pods, Waiting pods that ask for cards and have no node.
-	Agents, Plugins, Schedulers, Waiting []corev1.Pod
+	// as pods, Waiting pods that ask for cards and have no node, Foreign those
+	// that run on cards and carry no grant.
+	Agents, Plugins, Schedulers, Waiting, Foreign []corev1.Pod
 
 	Webhooks   []admissionv1.MutatingWebhookConfiguration
 	Classes    []nodev1.RuntimeClass

@@ -14,6 +14,7 @@ import (
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/gpunodes"
+	"github.com/carve-gpu/carve/scheduler-extender/cluster"
 	"github.com/carve-gpu/carve/scheduler-extender/pki"
 )
 
@@ -119,6 +120,8 @@ func (f *Facts) sortPods(ctx context.Context, c Config) error {
 				f.Plugins = append(f.Plugins, p)
 			case p.Spec.NodeName == "" && p.Status.Phase == corev1.PodPending && len(p.Spec.SchedulingGates) == 0 && ours(p):
 				f.Waiting = append(f.Waiting, p)
+			case p.Spec.NodeName != "" && p.Annotations[api.AnnotationGrant] == "" && cluster.OnCards(&p):
+				f.Foreign = append(f.Foreign, p)
 			}
 		}
 		if options.Continue = page.Continue; options.Continue == "" {

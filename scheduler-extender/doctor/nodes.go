@@ -147,6 +147,48 @@ func strays(f Facts) []api.Finding {
 	return out
 }
 
+// foreign looks for pods on managed nodes that have cards of another device
+// plugin's: carve can't know which, and sends nothing there until they are gone.
+func foreign(f Facts) []api.Finding {
+	const check = "foreign-pods"
+	if f.unread(readNodes, readReports, readPods) {
+		return nil
+	}
+	given := map[string]bool{}
+	for _, r := range f.Reports {
+		for _, c := range r.Status.Cards {
+			for _, s := range c.Slices {
+				given[s.PodUID] = true
+			}
+		}
+	}
+	on := map[string][]string{}
+	for _, p := range f.Foreign {
+		if !given[string(p.UID)] {
+			on[p.Spec.NodeName] = append(on[p.Spec.NodeName], p.Namespace+"/"+p.Name)
+		}
+	}
+	var out []api.Finding
+	for _, n := range f.Nodes {
+		names := on[n.Name]
+		if !managed(n) || names == nil {
+			continue
+		}
+		sort.Strings(names)
+		total := len(names)
+		if total > 5 {
+			names = append(names[:5:5], "…")
+		}
+		out = append(out, warn(check, "node "+n.Name, fmt.Sprintf("%d pod(s) run there on cards that carve didn't give them: %s", total, strings.Join(names, ", ")),
+			"they came before carve managed the node; which cards they have isn't known, so it takes no new pods that ask for cards",
+			"wait until they end, or move them: kubectl drain "+n.Name+" --ignore-daemonsets, then kubectl uncordon "+n.Name)...)
+	}
+	if out == nil {
+		return ok(check, "nodes", "no pod runs on a managed node's cards without a grant")
+	}
+	return out
+}
+
 // versions compares those of the agents with that of who looks.
 func versions(f Facts) []api.Finding {
 	const check = "versions"

@@ -51,6 +51,8 @@ func (r *Report) bound(in Inputs, request api.Request, granted bool) {
 		switch {
 		case managed == no:
 			r.say(Elsewhere, "It is on "+r.Node+", which carve doesn't manage: whatever cards it has come from the device plugin there.")
+		case cluster.OnCards(p) && !given(report, string(p.UID)):
+			r.say(Ungranted, "It runs on "+r.Node+" without a grant: whatever cards it has come from a device plugin that was there before carve managed the node. carve doesn't know which, and places nothing there until it has ended.")
 		default:
 			r.say(Ungranted, "It was bound to "+r.Node+" without a grant, past carve's extender (a nodeName of its own, or a scheduler that doesn't ask carve): it has no card."+r.word())
 		}
@@ -203,6 +205,13 @@ func (r *Report) where(in Inputs) (*v1alpha1.GPUNode, answer) {
 		return &in.Reports[i], managed
 	}
 	return nil, managed
+}
+
+// given reports whether a node's report shows a slice of the pod.
+func given(report *v1alpha1.GPUNode, uid string) bool {
+	return report != nil && slices.ContainsFunc(report.Status.Cards, func(c v1alpha1.Card) bool {
+		return slices.ContainsFunc(c.Slices, func(s v1alpha1.Slice) bool { return s.PodUID == uid })
+	})
 }
 
 // slicesOf joins grant and report, by container in the pod's order.

@@ -13,6 +13,7 @@ import (
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
 	"github.com/carve-gpu/carve/scheduler-extender/score"
 )
@@ -27,7 +28,10 @@ type Inputs struct {
 	Reports                                []v1alpha1.GPUNode
 	Pods                                   []corev1.Pod
 	NodesHidden, ReportsHidden, PodsHidden bool
-	Now                                    time.Time
+	// Quotas are those of the pod's namespace.
+	Quotas       []corev1.ResourceQuota
+	QuotasHidden bool
+	Now          time.Time
 }
 
 // Verdict is one of a closed set of situations.
@@ -43,6 +47,8 @@ const (
 	HookDown      Verdict = "hook-down"       // a card is free; its node's hook has no link to the runtime
 	AgentDown     Verdict = "agent-down"      // a card is free, or unknown; its node's agent is down
 	NoReport      Verdict = "no-report"       // the agents have not reported any cards yet
+	ForeignPods   Verdict = "foreign-pods"    // a card is free; pods run on the node's cards that carve didn't give them
+	Quota         Verdict = "quota"           // a card is free; the namespace's shares have grown and its quota allows no more
 	Cordoned      Verdict = "cordoned"        // cards that have room are cordoned
 	Never         Verdict = "never"           // no card will ever fit
 	WaitsForOther Verdict = "waits-for-other" // a card fits; something else keeps it pending
@@ -225,8 +231,11 @@ func (r *Report) pending(in Inputs, request api.Request) {
 	if in.PodsHidden {
 		r.Missing = append(r.Missing, "pods of other namespaces: what is on the cards is taken from the nodes' reports alone, and every agent is taken to be ready")
 	}
-	books := cluster.Snapshot(cluster.Lists{Nodes: in.Nodes, Reports: in.Reports, Pods: in.Pods, Blind: in.PodsHidden}, in.Now)
-	judged, refusal := place.Judge(books, request, score.Binpack)
+	if in.QuotasHidden {
+		r.Missing = append(r.Missing, "ResourceQuotas of namespace "+p.Namespace+": whether one is in the way is said by the scheduler only")
+	}
+	books := cluster.Snapshot(cluster.Lists{Nodes: in.Nodes, Reports: in.Reports, Pods: in.Pods, Quotas: in.Quotas, Blind: in.PodsHidden}, in.Now)
+	judged, refusal := place.Judge(books, ledger.Ref{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name}, request, score.Binpack)
 	if refusal != nil {
 		if r.Verdict == "" {
 			r.say(Invalid, "No node can serve its request: "+refusal.Sentence()+".")
@@ -271,7 +280,7 @@ func (r *Report) verdict(open string, request api.Request) {
 func (r *Report) refused() {
 	never, full := true, false
 	kept, fits := 0, ""
-	var away, otherwise *Node
+	var away, otherwise, over *Node
 	for i := range r.Nodes {
 		n := &r.Nodes[i]
 		switch {
@@ -280,6 +289,10 @@ func (r *Report) refused() {
 		case n.Fits:
 			kept++
 			fits = n.Name + " (" + n.Kubernetes + ")"
+		case fit.Reason(n.Reason) == fit.ReasonQuota:
+			if n.Kubernetes == "" {
+				over = cmp.Or(over, n)
+			}
 		case n.otherwise:
 			otherwise = cmp.Or(otherwise, n)
 		}
@@ -289,6 +302,8 @@ func (r *Report) refused() {
 	switch nearest := &r.Nodes[0]; {
 	case kept > 0:
 		r.say(WaitsForOther, fmt.Sprintf("Cards for it are free, on nodes that Kubernetes keeps it off: %s.", fits))
+	case over != nil:
+		r.say(Quota, fmt.Sprintf("A card for it is free on %s, but its namespace may not have it: %s. carve resize makes a share smaller.", over.Name, over.Message))
 	case away != nil:
 		r.say(AgentDown, fmt.Sprintf("A card for it is free on %s, but carve's agent or hook there is away (the node has the taint carve.dev/hook-down, which goes when they are back).", away.Name))
 	case otherwise != nil && !full:
@@ -308,7 +323,7 @@ func (r *Report) refused() {
 
 // blocked is the verdict of a node that takes nothing, whatever its cards say.
 func (n *Node) blocked() Verdict {
-	return map[fit.Reason]Verdict{fit.ReasonHookDown: HookDown, fit.ReasonAgentDown: AgentDown, fit.ReasonNoReport: NoReport}[fit.Reason(n.Reason)]
+	return map[fit.Reason]Verdict{fit.ReasonHookDown: HookDown, fit.ReasonAgentDown: AgentDown, fit.ReasonNoReport: NoReport, fit.ReasonForeignPods: ForeignPods}[fit.Reason(n.Reason)]
 }
 
 // but says why a node with room doesn't take the pod.

@@ -26,8 +26,8 @@ type Container struct {
 	Mode       api.Mode
 }
 
-// on is what the container takes of the card.
-func (c *Container) on(card *Card) Amount {
+// On is what the container takes of the card.
+func (c *Container) On(card *Card) Amount {
 	switch {
 	case c.Whole:
 		return Amount{card.MemMiB, allCores, 1}
@@ -165,7 +165,7 @@ func (a *Ask) Grant(n *Node, p Placement, podUID string) api.Grant {
 			card := &n.Cards[ci]
 			cg := api.CardGrant{Card: card.UUID, Mode: c.Mode}
 			if !c.Whole {
-				amount := c.on(card)
+				amount := c.On(card)
 				cg.MemMiB, cg.Cores, cg.Fixed, cg.Low = amount.MemMiB, amount.Cores, a.Fixed, a.Low
 			}
 			cards = append(cards, cg)

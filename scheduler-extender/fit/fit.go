@@ -68,7 +68,7 @@ func fitOne(n *Node, a *Ask, prefer Prefer) []int {
 		if card.Blocked != "" {
 			continue
 		}
-		amount := c.on(card)
+		amount := c.On(card)
 		if !fits(card, c, amount) || a.admits(card) != "" {
 			continue
 		}
@@ -119,7 +119,7 @@ func (s *search) held(card int, on uint64) Amount {
 	for i := range s.ask.Containers {
 		if on&(1<<i) != 0 {
 			c := &s.ask.Containers[i]
-			s.uses = append(s.uses, Use{c.Kind, c.on(&s.node.Cards[card])})
+			s.uses = append(s.uses, Use{c.Kind, c.On(&s.node.Cards[card])})
 		}
 	}
 	return Peak(s.uses)

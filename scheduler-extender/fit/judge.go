@@ -5,7 +5,7 @@ package fit
 // card what Fit says of the node.
 func (a *Ask) Miss(n *Node, at, ci int) *Refusal {
 	card, c := &n.Cards[at], &a.Containers[ci]
-	if card.Blocked == "" && a.admits(card) == "" && fits(card, c, c.on(card)) {
+	if card.Blocked == "" && a.admits(card) == "" && fits(card, c, c.On(card)) {
 		return nil
 	}
 	m := miss(card, at, c, a)

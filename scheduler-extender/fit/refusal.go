@@ -26,6 +26,7 @@ const (
 	ReasonHookDown    Reason = "hook-down"     // the node's hook has no link to the runtime
 	ReasonAgentDown   Reason = "agent-down"    // no agent of carve serves the node
 	ReasonNoReport    Reason = "no-report"     // a managed node whose agent never reported
+	ReasonForeignPods Reason = "foreign-pods"  // pods run on cards of the node that carve didn't give them
 	ReasonNoCards     Reason = "no-cards"      // the node isn't managed and offers no card
 	ReasonUnmanaged   Reason = "unmanaged"     // a share is asked, and carve doesn't manage the node
 	ReasonUnknownNode Reason = "unknown-node"  // no such Node object was seen
@@ -80,7 +81,7 @@ func miss(card *Card, at int, c *Container, a *Ask) *Refusal {
 		r.Reason, r.Asked, r.Free, r.Total, r.distance = reason, asked, free, total, distance
 		return r
 	}
-	amount, free := c.on(card), card.Free()
+	amount, free := c.On(card), card.Free()
 	if sel := a.admits(card); sel != "" {
 		r.Never = true
 		return set(sel, 0, 0, 0, distanceSelector)
@@ -120,7 +121,7 @@ func explain(n *Node, a *Ask, limit bool) *Refusal {
 		fitting, possible := 0, 0
 		for i := range n.Cards {
 			card := &n.Cards[i]
-			if card.Blocked == "" && a.admits(card) == "" && fits(card, c, c.on(card)) {
+			if card.Blocked == "" && a.admits(card) == "" && fits(card, c, c.On(card)) {
 				fitting, possible = fitting+1, possible+1
 				continue
 			}
@@ -146,7 +147,7 @@ func explain(n *Node, a *Ask, limit bool) *Refusal {
 		}
 	}
 	for i := range a.Containers {
-		asked += a.Containers[i].on(&n.Cards[at]).MemMiB * int64(a.Containers[i].Cards)
+		asked += a.Containers[i].On(&n.Cards[at]).MemMiB * int64(a.Containers[i].Cards)
 	}
 	return &Refusal{Reason: ReasonTogether, Card: -1, Asked: asked, Free: free, distance: distanceTogether}
 }
@@ -214,6 +215,8 @@ func (r *Refusal) sentence(a *Ask) string {
 		return "carve's agent on the node is down"
 	case ReasonNoReport:
 		return "the node's agent has not reported its cards"
+	case ReasonForeignPods:
+		return "pods run there on cards that carve didn't give them"
 	case ReasonNoCards:
 		return "the node offers no cards"
 	case ReasonUnmanaged:

@@ -41,6 +41,10 @@ type Ref struct {
 type Container struct {
 	Name string
 	Kind api.ContainerKind
+	// What the pod's spec asks for on each card: memory in MiB or in percent of
+	// the card's, all of it where both are zero, and compute in percent.
+	MemMiB            int64
+	MemPercent, Cores int
 }
 
 // entry is what one pod holds on one node.
@@ -56,6 +60,9 @@ type entry struct {
 	// that the write is in flight.
 	before  *api.Grant
 	writing bool
+
+	// holds and asked are what the namespace's sums have of the entry.
+	holds, asked fit.Amount
 
 	// Offers only.
 	key     string // of the ask that was placed

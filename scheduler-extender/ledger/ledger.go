@@ -44,7 +44,10 @@ type Ledger struct {
 	entries map[string]*entry // by pod UID
 	timed   map[string]*entry // those with an end
 	freed   map[*Node]struct{}
-	ids     []int // given back
+	spaces  map[string]*space   // by namespace
+	relaxed map[string]struct{} // namespaces whose quota may allow more
+	foreign map[string]*Node    // by UID of a pod that carve gave no card
+	ids     []int               // given back
 	nextID  int
 
 	freedSeq atomic.Uint64
@@ -59,7 +62,8 @@ type Ledger struct {
 // New makes an empty ledger.
 func New(c Config) *Ledger {
 	l := &Ledger{config: c.withDefaults(), entries: map[string]*entry{}, timed: map[string]*entry{},
-		freed: map[*Node]struct{}{}, signal: make(chan struct{}, 1)}
+		freed: map[*Node]struct{}{}, spaces: map[string]*space{}, relaxed: map[string]struct{}{}, foreign: map[string]*Node{},
+		signal: make(chan struct{}, 1)}
 	l.names.nodes = map[string]*Node{}
 	return l
 }
@@ -98,7 +102,7 @@ func (l *Ledger) node(name string) *Node {
 	if n := l.Node(name); n != nil {
 		return n
 	}
-	n := &Node{Name: name, ID: l.nextID, entries: map[string]*entry{}}
+	n := &Node{Name: name, ID: l.nextID, entries: map[string]*entry{}, foreign: map[string]string{}}
 	if k := len(l.ids); k > 0 {
 		n.ID, l.ids = l.ids[k-1], l.ids[:k-1]
 	} else {
@@ -123,13 +127,9 @@ func (l *Ledger) publish(n *Node) {
 	old := n.snap.Swap(now)
 	if grew(old, now) {
 		l.freed[n] = struct{}{}
-		l.freedSeq.Add(1)
-		select {
-		case l.signal <- struct{}{}:
-		default:
-		}
+		l.tell()
 	}
-	if old != nil && !n.known && n.report == nil && n.agent == (Agent{}) && len(n.entries) == 0 {
+	if old != nil && !n.known && n.report == nil && n.agent == (Agent{}) && len(n.entries) == 0 && len(n.foreign) == 0 {
 		l.names.Lock()
 		delete(l.names.nodes, n.Name)
 		l.names.Unlock()
@@ -138,10 +138,20 @@ func (l *Ledger) publish(n *Node) {
 	}
 }
 
-// Freed is signalled when a node gained room. TakeFreed then tells which.
+// tell signals that there may be room for a pod that had none.
+func (l *Ledger) tell() {
+	l.freedSeq.Add(1)
+	select {
+	case l.signal <- struct{}{}:
+	default:
+	}
+}
+
+// Freed is signalled when a node gained room, or a namespace's quota. TakeFreed
+// and TakeRelaxed then tell which.
 func (l *Ledger) Freed() <-chan struct{} { return l.signal }
 
-// FreedCount grows with each change that gave some node more room.
+// FreedCount grows with each change that gave some node or namespace more room.
 func (l *Ledger) FreedCount() uint64 { return l.freedSeq.Load() }
 
 // TakeFreed returns the nodes that gained room since the last call.
@@ -217,6 +227,9 @@ func (l *Ledger) settle(n *Node, now time.Time) {
 				l.ends(e, time.Time{}) // from here on the report decides
 			}
 		}
+		if e.grant.Generation > 1 {
+			l.count(e) // what is in force, and what a percentage of the card is
+		}
 		if e.over(now) {
 			l.remove(e)
 		}
@@ -236,12 +249,14 @@ func (l *Ledger) ends(e *entry, until time.Time) {
 func (l *Ledger) add(e *entry) {
 	l.entries[e.ref.UID] = e
 	e.node.entries[e.ref.UID] = e
+	l.count(e)
 }
 
 func (l *Ledger) remove(e *entry) {
 	delete(l.entries, e.ref.UID)
 	delete(l.timed, e.ref.UID)
 	delete(e.node.entries, e.ref.UID)
+	l.count(e)
 }
 
 // Pod is what the ledger needs of a Pod object.
@@ -253,6 +268,8 @@ type Pod struct {
 	Containers []Container
 	Ended      bool // phase Succeeded or Failed
 	Started    bool // some container of it ran
+	// OnCards is true while a container of it runs that asks for cards.
+	OnCards bool
 }
 
 // SetPod takes in a Pod object. A pod without a node changes nothing: its
@@ -261,6 +278,7 @@ func (l *Ledger) SetPod(p Pod, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.entries[p.UID]
+	l.setForeign(p)
 	switch {
 	case p.Ended:
 		l.leave(e, now)
@@ -294,6 +312,7 @@ func (l *Ledger) SetPod(p Pod, now time.Time) {
 	e.state, e.grant, e.containers = Bound, *p.Grant, p.Containers
 	e.confirmed, e.binding, e.ask, e.allowed = true, false, nil, nil
 	e.before, e.writing = nil, false
+	l.count(e)
 	e.started = e.started || p.Started
 	e.reported = e.reported || n.report != nil && len(n.report.slices[p.UID]) > 0
 	l.ends(e, time.Time{})
@@ -307,6 +326,7 @@ func (l *Ledger) DropPod(uid string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.entries[uid]
+	l.dropForeign(uid)
 	if e != nil && e.binding {
 		e.gone = true // the reply to the write decides
 		return
@@ -315,6 +335,7 @@ func (l *Ledger) DropPod(uid string, now time.Time) {
 		// It ran, so the node has its share, and the report that says so, or
 		// that says how large it has become, is still under way.
 		e.state = Releasing
+		l.count(e)
 		l.ends(e, now.Add(l.config.LeaveGrace))
 		return
 	}
@@ -331,6 +352,7 @@ func (l *Ledger) leave(e *entry, now time.Time) {
 		return
 	}
 	e.state = Releasing
+	l.count(e)
 	l.ends(e, time.Time{})
 	if e.over(now) {
 		l.remove(e)
@@ -481,7 +503,8 @@ func (l *Ledger) Totals() Totals {
 	return t
 }
 
-// Errors of Offer and BeginBind. All of them but one leave every entry as it is.
+// Errors of Offer and BeginBind, beside *QuotaRefusal. They leave every entry as it
+// is, but for ErrBlocked and *QuotaRefusal of BeginBind, which end the offer.
 var (
 	// ErrNoRoom says that the room that was seen is taken.
 	ErrNoRoom = errors.New("the room was taken by another pod")
@@ -494,7 +517,7 @@ var (
 	// ErrInFlight says that a bind of this pod is under way.
 	ErrInFlight = errors.New("a bind of this pod is in flight")
 	// ErrBlocked says that the node takes nothing new, since the offer was
-	// made. Alone of these it ends the offer.
+	// made.
 	ErrBlocked = errors.New("the node takes no pods now")
 )
 
@@ -513,7 +536,8 @@ type Offer struct {
 
 // Offer books a decision. If the node changed since the decision was made it
 // is made again, for that node, under the lock. ErrNoRoom means that the pod
-// doesn't fit there any more, ErrHeld that it holds more than an offer.
+// doesn't fit there any more, ErrHeld that it holds more than an offer, and a
+// *QuotaRefusal that its namespace may not hold more.
 func (l *Ledger) Offer(o Offer, now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -528,7 +552,7 @@ func (l *Ledger) Offer(o Offer, now time.Time) error {
 	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, prefer: o.Prefer, allowed: o.Allowed}
 	for i := range o.Ask.Containers {
 		c := &o.Ask.Containers[i]
-		e.containers = append(e.containers, Container{c.Name, c.Kind})
+		e.containers = append(e.containers, containerOf(c))
 	}
 	if err := l.place(e, o.Node, o.Version, o.Place); err != nil {
 		return err
@@ -551,6 +575,9 @@ func (l *Ledger) place(e *entry, n *Node, version uint64, p fit.Placement) error
 		}
 	}
 	e.node, e.grant = n, e.ask.Grant(&s.View, p, e.ref.UID)
+	if over := l.overQuota(e, total(e.containers, e.grant)); over != nil {
+		return over
+	}
 	l.add(e)
 	l.publish(n)
 	return nil
@@ -605,10 +632,14 @@ func (l *Ledger) BeginBind(r Ref, node string, now time.Time) (g api.Grant, boun
 	if err := l.refuseBlocked(e, node); err != nil {
 		return g, false, err
 	}
+	if over := l.overQuota(e, e.holds); over != nil {
+		l.giveUp(e)
+		return g, false, over
+	}
 	if e.node.Name != node {
-		moved := *e
 		l.remove(e)
 		l.publish(e.node)
+		moved := *e
 		if err := l.place(&moved, moved.allowed[at], 0, nil); err != nil {
 			return g, false, err
 		}

@@ -57,7 +57,7 @@ func (n *Node) blocked() (fit.Reason, string) {
 	case n.report == nil:
 		return fit.ReasonNoReport, ""
 	}
-	return "", ""
+	return n.taken()
 }
 
 // sentence says what is wrong, what that means, and where to look.
@@ -94,12 +94,18 @@ func (l *Ledger) refuseBlocked(e *entry, node string) error {
 	if view.Blocked == "" {
 		return nil
 	}
+	l.giveUp(e)
+	r := fit.Refusal{Reason: view.Blocked, Card: -1, Detail: view.Why}
+	return fmt.Errorf("%w: %s", ErrBlocked, r.Message(view, nil, ""))
+}
+
+// giveUp ends an offer that can't be bound, save one whose earlier write may have
+// had an effect. The lock is held.
+func (l *Ledger) giveUp(e *entry) {
 	if !e.open {
 		l.remove(e)
 		l.publish(e.node)
 	}
-	r := fit.Refusal{Reason: view.Blocked, Card: -1, Detail: view.Why}
-	return fmt.Errorf("%w: %s", ErrBlocked, r.Message(view, nil, ""))
 }
 
 // abandon removes what was leaving a node that is out of service. The lock is

@@ -51,6 +51,7 @@ type Node struct {
 	served  uint64
 	report  *report
 	entries map[string]*entry // by pod UID
+	foreign map[string]string // pods on cards that carve didn't give, namespace/name by UID
 }
 
 // Snapshot is the node as of now. It takes no lock.

@@ -16,13 +16,6 @@ import (
 // resize would start from, so the caller asks again later.
 var ErrUnsettled = errors.New("the node has not reported the pod's last grant yet")
 
-// Quota is what a namespace's pods may hold of all cards together. A negative
-// amount is no bound.
-type Quota struct {
-	Name          string
-	MemMiB, Cores int64
-}
-
 // ResizeRefusal is a resize that isn't booked, with everything that a message
 // about it takes. As an error it has no holders in it.
 type ResizeRefusal struct {
@@ -47,7 +40,7 @@ func refused(reason fit.Reason, format string, a ...any) *ResizeRefusal {
 // From here until an event shows the new grant the larger of old and new
 // counts. Afterwards what the node still reports does, so room that a pod gives
 // up is free once the report shows that its node took it away.
-func (l *Ledger) BeginResize(r Ref, ask api.Resize, quotas []Quota) (api.Grant, error) {
+func (l *Ledger) BeginResize(r Ref, ask api.Resize) (api.Grant, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.entries[r.UID]
@@ -90,7 +83,7 @@ func (l *Ledger) BeginResize(r Ref, ask api.Resize, quotas []Quota) (api.Grant, 
 	if refusal := e.room(next, ask); refusal != nil {
 		return api.Grant{}, refusal
 	}
-	if refusal := l.quota(e, next, quotas); refusal != nil {
+	if refusal := l.quota(e, next); refusal != nil {
 		return api.Grant{}, refusal
 	}
 	l.resize(e, next)
@@ -136,6 +129,7 @@ func (l *Ledger) BeginRollback(uid string) (g api.Grant, reason string, ok bool)
 func (l *Ledger) resize(e *entry, next api.Grant) {
 	before := e.grant
 	e.before, e.grant, e.writing = &before, next, true
+	l.count(e)
 	l.publish(e.node)
 }
 
@@ -151,6 +145,7 @@ func (l *Ledger) EndResize(uid string, o Outcome) {
 	e.writing = false
 	if o == Refused {
 		e.grant, e.before = *e.before, nil
+		l.count(e)
 		l.publish(e.node)
 	}
 	// A written one counts with its predecessor until an event shows it: events
@@ -165,6 +160,7 @@ func (l *Ledger) knows(e *entry, shown *api.Grant) bool {
 	case shown.Generation == e.grant.Generation:
 		if e.before != nil {
 			e.grant, e.before, e.writing = *shown, nil, false
+			l.count(e)
 			l.publish(e.node)
 		}
 		return true
@@ -249,63 +245,6 @@ func (e *entry) room(next api.Grant, ask api.Resize) *ResizeRefusal {
 		}
 	}
 	return nil
-}
-
-// quota checks a grant against what the namespace may hold. Kubernetes' own
-// quota counts what pods asked for when they were made; here it is what grants
-// hold, on each of their cards. The lock is held.
-func (l *Ledger) quota(e *entry, next api.Grant, quotas []Quota) *ResizeRefusal {
-	if len(quotas) == 0 {
-		return nil
-	}
-	old, new := total(e.containers, e.grant), total(e.containers, next)
-	var others fit.Amount
-	for _, o := range l.entries {
-		if o != e && o.state != Releasing && o.ref.Namespace == e.ref.Namespace {
-			others = others.Plus(total(o.containers, o.grant).Max(o.had()))
-		}
-	}
-	for _, q := range quotas {
-		for _, part := range []struct {
-			resource              string
-			bound, old, new, held int64
-		}{
-			{api.ResourceMemory, q.MemMiB, old.MemMiB, new.MemMiB, others.MemMiB},
-			{api.ResourceCores, q.Cores, int64(old.Cores), int64(new.Cores), int64(others.Cores)},
-		} {
-			if part.bound >= 0 && part.new > part.old && part.held+part.new > part.bound {
-				return refused(fit.ReasonQuota, "ResourceQuota %s/%s allows requests.%s of %d; the namespace's shares hold %d and the resize takes %d more",
-					e.ref.Namespace, q.Name, part.resource, part.bound, part.held+part.old, part.new-part.old)
-			}
-		}
-	}
-	return nil
-}
-
-// had is what a grant that is being replaced holds.
-func (e *entry) had() fit.Amount {
-	if e.before == nil {
-		return fit.Amount{}
-	}
-	return total(e.containers, *e.before)
-}
-
-// total is the most that a pod's shares hold of all cards over the pod's life.
-// Whole cards are not part of it: nothing of nvidia.com/gpumem asks for them.
-func total(containers []Container, g api.Grant) fit.Amount {
-	uses := map[string][]fit.Use{}
-	for _, c := range containers {
-		for _, cg := range g.Containers[c.Name] {
-			if cg.Mode == api.ModeVGPU {
-				uses[cg.Card] = append(uses[cg.Card], fit.Use{Kind: c.Kind, Amount: fit.Amount{MemMiB: cg.MemMiB, Cores: cg.Cores, Slots: 1}})
-			}
-		}
-	}
-	var sum fit.Amount
-	for _, u := range uses {
-		sum = sum.Plus(fit.Peak(u))
-	}
-	return sum
 }
 
 // cloned copies a grant with its cards, as one of the next generation.

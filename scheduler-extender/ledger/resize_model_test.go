@@ -25,10 +25,13 @@ type resizing struct {
 	report *v1alpha1.GPUNode // the last that was written
 	pods   map[string]*resizedPod
 	serial int
+	quota  int64 // of the namespace, in MiB, 0 for none
 }
 
 type resizedPod struct {
 	ref      ledger.Ref
+	app      int64 // MiB that the containers ask for
+	side     int64
 	versions []api.Grant // in the API, the last is current
 	shown    int         // the version that the informer has
 	force    api.Grant   // what the limits files say; no generation: not yet
@@ -60,7 +63,7 @@ func (w *resizing) pick(t *rapid.T, ok func(p *resizedPod) bool) *resizedPod {
 
 func (w *resizing) show(p *resizedPod) {
 	g := p.versions[p.shown]
-	w.l.SetPod(ledger.Pod{Ref: p.ref, Node: "n1", Grant: &g, Containers: []ledger.Container{{Name: "app"}, {Name: "side"}}, Started: p.force.Generation > 0}, epoch)
+	w.l.SetPod(ledger.Pod{Ref: p.ref, Node: "n1", Grant: &g, Containers: []ledger.Container{{Name: "app", MemMiB: p.app}, {Name: "side", MemMiB: p.side}}, Started: p.force.Generation > 0}, epoch)
 }
 
 // create takes a pod of two containers all the way to its binding.
@@ -68,11 +71,24 @@ func (w *resizing) create(t *rapid.T) {
 	w.serial++
 	p := &resizedPod{ref: ref(fmt.Sprint("p", w.serial))}
 	mib := func() int64 { return int64(rapid.IntRange(1, 40).Draw(t, "mib")) }
-	a, refusal := fit.NewAsk(api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: rapid.IntRange(1, resizeCards).Draw(t, "cards"), MemMiB: mib()}, {Name: "side", Cards: 1, MemMiB: mib()}}})
+	p.app, p.side = mib(), mib()
+	cards := rapid.IntRange(1, resizeCards).Draw(t, "cards")
+	if w.quota > 0 {
+		// Kubernetes counts the amount once, however many cards it is asked of.
+		cards = 1
+		if w.asked()+p.app+p.side > w.quota {
+			t.Skip("Kubernetes doesn't let it in")
+		}
+	}
+	a, refusal := fit.NewAsk(api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: cards, MemMiB: p.app}, {Name: "side", Cards: 1, MemMiB: p.side}}})
 	if refusal != nil {
 		t.Fatal(refusal)
 	}
 	if err := w.l.Offer(ledger.Offer{Ref: p.ref, Node: w.l.Node("n1"), Ask: a, Prefer: score.Binpack.Card}, epoch); err != nil {
+		var over *ledger.QuotaRefusal
+		if errors.As(err, &over) && w.held()+p.app+p.side <= w.quota {
+			t.Fatalf("%v; in truth %d MiB are held, and %d are asked for", err, w.held(), p.app+p.side)
+		}
 		t.Skip("no room")
 	}
 	g, _, err := w.l.BeginBind(p.ref, "n1", epoch)
@@ -92,7 +108,7 @@ func (w *resizing) resize(t *rapid.T) {
 		m := int64(rapid.IntRange(1, resizeMiB).Draw(t, "side"))
 		ask.Containers["side"] = api.ResizeAmounts{MemMiB: &m}
 	}
-	g, err := w.l.BeginResize(p.ref, ask, nil)
+	g, err := w.l.BeginResize(p.ref, ask)
 	var refusal *ledger.ResizeRefusal
 	switch {
 	case errors.As(err, &refusal), errors.Is(err, ledger.ErrUnsettled), errors.Is(err, ledger.ErrInFlight):
@@ -193,8 +209,7 @@ func (w *resizing) remove(t *rapid.T) {
 
 // restart rebuilds the ledger from what the API shows.
 func (w *resizing) restart(t *rapid.T) {
-	w.l = ledger.New(ledger.Config{})
-	w.l.SetNode("n1", ledger.NodeInfo{Managed: true})
+	w.l = w.books()
 	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
 		p := w.pods[uid]
 		if p.gone {
@@ -207,7 +222,74 @@ func (w *resizing) restart(t *rapid.T) {
 	w.l.SetReport(w.report, epoch)
 }
 
+// asked is what Kubernetes' own quota counts.
+func (w *resizing) asked() (sum int64) {
+	for _, p := range w.pods {
+		if !p.gone {
+			sum += p.app + p.side
+		}
+	}
+	return sum
+}
+
+// held is what the pods of the namespace have or may have in a moment.
+func (w *resizing) held() (sum int64) {
+	for _, p := range w.pods {
+		if p.gone {
+			continue
+		}
+		most := func(gs ...api.Grant) (out int64) {
+			for _, g := range gs {
+				var mib int64
+				for _, cards := range g.Containers {
+					for _, c := range cards {
+						mib += c.MemMiB
+					}
+				}
+				out = max(out, mib)
+			}
+			return out
+		}
+		gs := append([]api.Grant{p.force}, p.versions[p.shown:]...)
+		if p.writing != nil {
+			gs = append(gs, *p.writing)
+		}
+		for _, c := range w.report.Status.Cards {
+			for _, s := range c.Slices {
+				if s.PodUID == p.ref.UID {
+					gs = append(gs, p.versions[s.Generation-1])
+				}
+			}
+		}
+		sum += most(gs...)
+	}
+	return sum
+}
+
+// inQuota wants what is granted and what is in force within the quota.
+func (w *resizing) inQuota(t *rapid.T) {
+	var granted, force int64
+	for _, p := range w.pods {
+		if p.gone {
+			continue
+		}
+		for sum, g := range map[*int64]api.Grant{&granted: p.api(), &force: p.force} {
+			for _, cards := range g.Containers {
+				for _, c := range cards {
+					*sum += c.MemMiB
+				}
+			}
+		}
+	}
+	if granted > w.quota || force > w.quota {
+		t.Fatalf("the namespace may hold %d MiB; granted are %d, in force %d", w.quota, granted, force)
+	}
+}
+
 func (w *resizing) check(t *rapid.T) {
+	if w.quota > 0 {
+		w.inQuota(t)
+	}
 	force := map[string]int64{}
 	for _, p := range w.pods {
 		for _, cards := range p.force.Containers {
@@ -280,10 +362,21 @@ func (w *resizing) settle(t *rapid.T) {
 	}
 }
 
+// books is a ledger that knows the node and the quota.
+func (w *resizing) books() *ledger.Ledger {
+	l := ledger.New(ledger.Config{})
+	l.SetNode("n1", ledger.NodeInfo{Managed: true})
+	l.SetAgent("n1", ledger.Agent{Ready: true})
+	if w.quota > 0 {
+		l.SetQuota("default", ledger.Quota{Name: "q", MemMiB: w.quota, Cores: -1})
+	}
+	return l
+}
+
 func TestResizesNeverGiveOutACardTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &resizing{l: ledger.New(ledger.Config{}), pods: map[string]*resizedPod{}}
-		w.l.SetNode("n1", ledger.NodeInfo{Managed: true})
+		w := &resizing{pods: map[string]*resizedPod{}, quota: int64(rapid.SampledFrom([]int{0, 60, 120}).Draw(t, "quota"))}
+		w.l = w.books()
 		w.tell(t)
 		t.Repeat(map[string]func(*rapid.T){
 			"create": w.create, "resize": w.resize, "rollback": w.rollback, "land": w.land, "reply": w.reply,

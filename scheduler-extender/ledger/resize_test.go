@@ -43,7 +43,7 @@ func placed(t testing.TB) (*ledger.Ledger, api.Grant) {
 
 func TestALifeOfAResize(t *testing.T) {
 	l, old := placed(t)
-	g, err := l.BeginResize(ref("a"), resizeTo("app", 12000, 30), nil)
+	g, err := l.BeginResize(ref("a"), resizeTo("app", 12000, 30))
 	if err != nil || g.Generation != 2 || g.Containers["app"][0].MemMiB != 12000 || g.Containers["app"][0].Cores != 30 {
 		t.Fatalf("%+v, %v", g, err)
 	}
@@ -51,7 +51,7 @@ func TestALifeOfAResize(t *testing.T) {
 		t.Fatal("the grant in force was changed in place")
 	}
 	wantUsed(t, l, 12000) // booked before it is written
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 1, -1), nil); !errors.Is(err, ledger.ErrInFlight) {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 1, -1)); !errors.Is(err, ledger.ErrInFlight) {
 		t.Fatalf("two at once: %v", err)
 	}
 	l.SetPod(seen("a", old), epoch) // an event from before the write
@@ -62,7 +62,7 @@ func TestALifeOfAResize(t *testing.T) {
 	l.SetPod(seen("a", g), epoch)
 	wantUsed(t, l, 12000)
 	// Not in force yet, so nothing may build on it.
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 4000, -1), nil); !errors.Is(err, ledger.ErrUnsettled) {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 4000, -1)); !errors.Is(err, ledger.ErrUnsettled) {
 		t.Fatalf("on top of an unsettled one: %v", err)
 	}
 	l.SetReport(report("n1", 80000, 1, of("uid-a", "app", 12000, 2)), epoch)
@@ -70,7 +70,7 @@ func TestALifeOfAResize(t *testing.T) {
 
 	// What is given up is free once the node says that it took it away.
 	l.TakeFreed()
-	g, err = l.BeginResize(ref("a"), resizeTo("app", 4000, -1), nil)
+	g, err = l.BeginResize(ref("a"), resizeTo("app", 4000, -1))
 	if err != nil || g.Generation != 3 || g.Containers["app"][0].Cores != 30 {
 		t.Fatalf("%+v, %v", g, err)
 	}
@@ -86,24 +86,24 @@ func TestALifeOfAResize(t *testing.T) {
 		t.Fatal("nobody is told of the room")
 	}
 	// Asking for what is there asks for nothing.
-	if same, err := l.BeginResize(ref("a"), resizeTo("app", 4000, 30), nil); err != nil || same.Generation != 3 {
+	if same, err := l.BeginResize(ref("a"), resizeTo("app", 4000, 30)); err != nil || same.Generation != 3 {
 		t.Fatalf("%+v, %v", same, err)
 	}
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 4001, 30), nil); err != nil {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 4001, 30)); err != nil {
 		t.Fatalf("after one that asked for nothing: %v", err)
 	}
 }
 
 func TestAWriteOfAResizeThatFails(t *testing.T) {
 	l, _ := placed(t)
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 12000, -1), nil); err != nil {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 12000, -1)); err != nil {
 		t.Fatal(err)
 	}
 	l.EndResize("uid-a", ledger.Unknown) // it may have happened
 	wantUsed(t, l, 12000)
 	l.EndResize("uid-a", ledger.Refused)
 	wantUsed(t, l, 8000)
-	g, err := l.BeginResize(ref("a"), resizeTo("app", 9000, -1), nil)
+	g, err := l.BeginResize(ref("a"), resizeTo("app", 9000, -1))
 	if err != nil || g.Generation != 2 {
 		t.Fatalf("%+v, %v", g, err)
 	}
@@ -114,7 +114,7 @@ func TestAWriteOfAResizeThatFails(t *testing.T) {
 
 func TestAResizeThatTheNodeRefuses(t *testing.T) {
 	l, _ := placed(t)
-	g, err := l.BeginResize(ref("a"), resizeTo("app", 2000, 10), nil)
+	g, err := l.BeginResize(ref("a"), resizeTo("app", 2000, 10))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,6 +155,11 @@ func TestResizesThatAreRefused(t *testing.T) {
 		return l
 	}
 	none := []ledger.Quota{{Name: "free", MemMiB: -1, Cores: -1}}
+	set := func(l *ledger.Ledger, quotas []ledger.Quota) {
+		for _, q := range quotas {
+			l.SetQuota("default", q)
+		}
+	}
 	for name, c := range map[string]struct {
 		ask    api.Resize
 		quotas []ledger.Quota
@@ -170,7 +175,8 @@ func TestResizesThatAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := rich(t)
-			_, err := l.BeginResize(ref("a"), c.ask, c.quotas)
+			set(l, c.quotas)
+			_, err := l.BeginResize(ref("a"), c.ask)
 			var r *ledger.ResizeRefusal
 			if !errors.As(err, &r) || r.Reason != c.reason || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("%v", err)
@@ -179,14 +185,19 @@ func TestResizesThatAreRefused(t *testing.T) {
 				t.Fatalf("holders %+v", r.Holders)
 			}
 			wantUsed(t, l, 68000)
-			if _, err := l.BeginResize(ref("a"), resizeTo("app", 20000, 30), none); err != nil {
+			for _, q := range c.quotas {
+				l.DropQuota("default", q.Name)
+			}
+			set(l, none)
+			if _, err := l.BeginResize(ref("a"), resizeTo("app", 20000, 30)); err != nil {
 				t.Fatalf("what fits: %v", err)
 			}
 		})
 	}
 	l := rich(t)
 	// A quota that is exceeded already is no reason to refuse to shrink.
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 7000, -1), []ledger.Quota{{Name: "q", MemMiB: 10, Cores: 0}}); err != nil {
+	set(l, []ledger.Quota{{Name: "q", MemMiB: 10, Cores: 0}})
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 7000, -1)); err != nil {
 		t.Fatal(err)
 	}
 	for what, change := range map[string]func(l *ledger.Ledger){
@@ -197,7 +208,7 @@ func TestResizesThatAreRefused(t *testing.T) {
 		l := rich(t)
 		change(l)
 		var r *ledger.ResizeRefusal
-		if _, err := l.BeginResize(ref("a"), resizeTo("app", 1, -1), nil); !errors.As(err, &r) {
+		if _, err := l.BeginResize(ref("a"), resizeTo("app", 1, -1)); !errors.As(err, &r) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -205,10 +216,10 @@ func TestResizesThatAreRefused(t *testing.T) {
 	cordoned.Spec.CordonedCards = []string{"GPU-n1-0"}
 	l, _ = placed(t)
 	l.SetReport(cordoned, epoch)
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 8001, -1), nil); err == nil || !strings.Contains(err.Error(), "cordoned") {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 8001, -1)); err == nil || !strings.Contains(err.Error(), "cordoned") {
 		t.Errorf("growth on a cordoned card: %v", err)
 	}
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 7999, -1), nil); err != nil {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 7999, -1)); err != nil {
 		t.Errorf("shrinking on a cordoned card: %v", err)
 	}
 }
@@ -237,19 +248,21 @@ func TestAResizeOfSeveralCardsAndContainers(t *testing.T) {
 	l.SetReport(r, epoch)
 	wantUsed(t, l, 50000)
 	for container, want := range map[string]string{"all": "mode exclusive", "init": "has ended"} {
-		if _, err := l.BeginResize(ref("a"), resizeTo(container, 100, -1), nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := l.BeginResize(ref("a"), resizeTo(container, 100, -1)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", container, err)
 		}
 	}
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 60001, -1), nil); err == nil || !strings.Contains(err.Error(), "asked 80001 MiB, free 80000 of 80000 MiB") {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 60001, -1)); err == nil || !strings.Contains(err.Error(), "asked 80001 MiB, free 80000 of 80000 MiB") {
 		t.Errorf("too large beside the other container: %v", err)
 	}
 	// A namespace's quota counts the amount on each card, and no whole cards:
 	// the pod holds 50,000 and 10,000, then 60,000 and 40,000.
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 40000, -1), []ledger.Quota{{Name: "q", MemMiB: 99999, Cores: -1}}); err == nil || !strings.Contains(err.Error(), "hold 60000 and the resize takes 40000 more") {
+	l.SetQuota("default", ledger.Quota{Name: "q", MemMiB: 99999, Cores: -1})
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 40000, -1)); err == nil || !strings.Contains(err.Error(), "hold 60000 and the resize takes 40000 more") {
 		t.Errorf("above the quota: %v", err)
 	}
-	next, err := l.BeginResize(ref("a"), resizeTo("app", 40000, -1), []ledger.Quota{{Name: "q", MemMiB: 100000, Cores: -1}})
+	l.SetQuota("default", ledger.Quota{Name: "q", MemMiB: 100000, Cores: -1})
+	next, err := l.BeginResize(ref("a"), resizeTo("app", 40000, -1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +282,7 @@ func TestAGrownPodThatVanishes(t *testing.T) {
 	p := seen("a", g)
 	p.Started = true
 	l.SetPod(p, epoch)
-	if _, err := l.BeginResize(ref("a"), resizeTo("app", 12000, -1), nil); err != nil {
+	if _, err := l.BeginResize(ref("a"), resizeTo("app", 12000, -1)); err != nil {
 		t.Fatal(err)
 	}
 	l.EndResize("uid-a", ledger.Written)
@@ -286,7 +299,7 @@ func TestAGrownPodThatVanishes(t *testing.T) {
 	p = seen("a", g)
 	p.Started = true
 	l.SetPod(p, epoch)
-	l.BeginResize(ref("a"), resizeTo("app", 12000, -1), nil)
+	l.BeginResize(ref("a"), resizeTo("app", 12000, -1))
 	l.DropPod("uid-a", epoch)
 	l.EndResize("uid-a", ledger.Refused)
 	l.Sweep(epoch.Add(time.Minute))

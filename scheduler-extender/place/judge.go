@@ -37,8 +37,8 @@ type CardJudgement struct {
 
 // Judge asks all managed nodes whether the request fits, by the code that Filter
 // runs and without booking anything: those that fit first, then the nearest
-// misses. A request that no node can serve is refused as a whole.
-func Judge(l *ledger.Ledger, r api.Request, policy score.Policy) ([]Judgement, *fit.Refusal) {
+// misses. A node with room that the pod's namespace may not have is a miss. A request that no node can serve is refused as a whole.
+func Judge(l *ledger.Ledger, pod ledger.Ref, r api.Request, policy score.Policy) ([]Judgement, *fit.Refusal) {
 	ask, refusal := fit.NewAsk(r)
 	if refusal != nil {
 		return nil, refusal
@@ -55,7 +55,14 @@ func Judge(l *ledger.Ledger, r api.Request, policy score.Policy) ([]Judgement, *
 		j := Judgement{Node: n.Name}
 		j.Place, j.Refusal = fit.Fit(&snap.View, ask, policy.Card)
 		ci := 0
-		if j.Refusal != nil {
+		over := (*ledger.QuotaRefusal)(nil)
+		if j.Refusal == nil {
+			over = l.JudgeQuota(pod, ask, &snap.View, j.Place)
+		}
+		switch {
+		case over != nil:
+			j.Refusal, j.Place, j.Message = over.Refusal, nil, clip(over.Error())
+		case j.Refusal != nil:
 			ci = j.Refusal.Container
 			held := ""
 			if j.Refusal.Card >= 0 && !j.Refusal.Never {

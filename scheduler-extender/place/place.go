@@ -143,6 +143,7 @@ type call struct {
 	now   time.Time
 
 	offered bool
+	over    *ledger.QuotaRefusal // why the last decision failed, if that is why
 }
 
 // held answers for a pod that holds something already: kube-scheduler filters
@@ -190,6 +191,7 @@ func (a place) before(b place) bool {
 // decide scans, chooses and books. It repeats only if the chosen node filled up
 // meanwhile, so somebody else made progress.
 func (c *call) decide() Filtered {
+	c.over = nil
 	for {
 		fits := c.scan()
 		if len(fits) == 0 {
@@ -212,10 +214,22 @@ func (c *call) decide() Filtered {
 		case err == nil:
 			c.offered = true
 			return c.withOthers(names)
+		case errors.As(err, &c.over):
+			return c.refuseQuota()
 		case !errors.Is(err, ledger.ErrNoRoom):
 			return Filtered{Err: err}
 		}
 	}
+}
+
+// refuseQuota answers where there is room and the namespace may not have it.
+func (c *call) refuseQuota() Filtered {
+	out := c.withOthers(nil)
+	if len(out.Nodes) == 0 {
+		out.Reason = c.over.Reason
+		out.add(summaryNode, clip(c.over.Error()), false)
+	}
+	return out
 }
 
 // scan returns the nodes that fit, the best first: one, or for cooperative

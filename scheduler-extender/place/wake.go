@@ -30,6 +30,8 @@ type waiter struct {
 	priority int32
 	created  time.Time
 	only     map[string]bool // the nodes that suit it; nil: any may
+	// over is set where room is there, and the namespace's quota is in the way.
+	over *ledger.QuotaRefusal
 
 	wakes     int
 	notBefore time.Time
@@ -39,7 +41,7 @@ type waiter struct {
 
 // wait notes a refused pod.
 func (p *Placer) wait(c call) {
-	w := &waiter{ref: c.pod.Ref, ask: c.ask, shape: c.shape, priority: c.pod.Priority, created: c.pod.Created}
+	w := &waiter{ref: c.pod.Ref, ask: c.ask, shape: c.shape, priority: c.pod.Priority, created: c.pod.Created, over: c.over}
 	if len(c.names) < sampled {
 		w.only = make(map[string]bool, len(c.names))
 		for _, n := range c.names {
@@ -84,13 +86,7 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 			again = t
 		}
 	}
-	queue := make([]*waiter, 0, len(p.waiting))
-	for _, w := range p.waiting {
-		queue = append(queue, w)
-	}
-	slices.SortFunc(queue, func(a, b *waiter) int {
-		return cmp.Or(cmp.Compare(b.priority, a.priority), a.created.Compare(b.created), cmp.Compare(a.ref.UID, b.ref.UID))
-	})
+	queue := p.queue(func(w *waiter) bool { return w.over == nil })
 	views := make([]*fit.Node, 0, len(freed))
 	served := make([]uint64, 0, len(freed))
 	for _, n := range freed {
@@ -149,9 +145,68 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 			continue
 		}
 		views[at] = fit.Apply(views[at], w.ask, place)
-		wake = append(wake, w.ref)
-		w.notBefore = now.Add(min(wakePause<<min(w.wakes, 10), maxWakePause))
-		w.wakes++
+		wake = append(wake, w.woken(now))
+	}
+	return wake, again
+}
+
+// queue returns the waiters that qualify, highest priority first, then oldest. The
+// lock is held.
+func (p *Placer) queue(ok func(w *waiter) bool) []*waiter {
+	queue := make([]*waiter, 0, len(p.waiting))
+	for _, w := range p.waiting {
+		if ok(w) {
+			queue = append(queue, w)
+		}
+	}
+	slices.SortFunc(queue, func(a, b *waiter) int {
+		return cmp.Or(cmp.Compare(b.priority, a.priority), a.created.Compare(b.created), cmp.Compare(a.ref.UID, b.ref.UID))
+	})
+	return queue
+}
+
+// woken notes that a waiter is woken. The lock is held.
+func (w *waiter) woken(now time.Time) ledger.Ref {
+	w.notBefore = now.Add(min(wakePause<<min(w.wakes, 10), maxWakePause))
+	w.wakes++
+	return w.ref
+}
+
+// WakeSpaces is Wake for pods that had room and were refused by their namespace's
+// quota: it chooses, among those of namespaces whose quota may allow more now, as
+// many as it allows together.
+func (p *Placer) WakeSpaces(namespaces map[string]bool, limit int, now time.Time) (wake []ledger.Ref, again time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.waiting) == 0 || len(namespaces) == 0 {
+		return nil, again
+	}
+	later := func(t time.Time) {
+		if again.IsZero() || t.Before(again) {
+			again = t
+		}
+	}
+	taken := map[string]fit.Amount{}
+	for _, w := range p.queue(func(w *waiter) bool { return w.over != nil && namespaces[w.ref.Namespace] }) {
+		if len(wake) == limit {
+			later(now)
+			break
+		}
+		then := taken[w.ref.Namespace].Plus(w.over.Amount)
+		switch {
+		case p.ledger.OverQuota(w.ref, then) != nil:
+			continue
+		case now.Before(w.notBefore):
+			if w.wakes < maxRepeats {
+				later(w.notBefore)
+			}
+			if w.wakes == 1 {
+				taken[w.ref.Namespace] = then
+			}
+			continue
+		}
+		taken[w.ref.Namespace] = then
+		wake = append(wake, w.woken(now))
 	}
 	return wake, again
 }

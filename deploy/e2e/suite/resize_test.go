@@ -203,24 +203,7 @@ func TestResizeOfSeveralContainers(t *testing.T) {
 // TestResizeAboveTheQuota counts what the namespace's grants hold, which
 // Kubernetes' own quota can't see.
 func TestResizeAboveTheQuota(t *testing.T) {
-	quotas := cluster.Client.CoreV1().ResourceQuotas(ns)
-	q := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "gpus"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{
-		"requests.nvidia.com/gpumem": resource.MustParse("10k"), "requests.nvidia.com/gpucores": resource.MustParse("50")}}}
-	if _, err := quotas.Create(t.Context(), q, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := quotas.Delete(context.Background(), "gpus", metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-	eventually(t, "the quota to be in force", func(ctx context.Context) string {
-		q, err := quotas.Get(ctx, "gpus", metav1.GetOptions{})
-		if err != nil || len(q.Status.Hard) < 2 {
-			return fmt.Sprint(err)
-		}
-		return ""
-	})
+	setQuota(t, corev1.ResourceList{"requests.nvidia.com/gpumem": resource.MustParse("10k"), "requests.nvidia.com/gpucores": resource.MustParse("50")})
 	create(t, pod("one", container("app", share{"gpumem": "4000", "gpucores": "10"})))
 	create(t, pod("two", container("app", share{"gpumem": "3000", "gpucores": "10"})))
 	running(t, "one")

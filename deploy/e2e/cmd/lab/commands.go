@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/carve-gpu/carve/deploy/e2e/install"
 	"github.com/carve-gpu/carve/deploy/e2e/lab"
 )
 
@@ -177,7 +178,8 @@ func (c *cli) down() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return lab.Down(cmd.Context(), dir, c.progress)
+			// With the software cards that tests and demo put beside it.
+			return install.Down(cmd.Context(), dir, c.progress)
 		},
 	}
 }
