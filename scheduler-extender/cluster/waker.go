@@ -25,9 +25,9 @@ const (
 )
 
 // Waker touches waiting pods when room for them appeared, on a card or in their
-// namespace's quota. kube-scheduler
-// watches neither GPUNodes nor our ledger, and would look again after five
-// minutes; a change to the pod's own object makes it look at that pod at once.
+// namespace's quota. kube-scheduler watches neither GPUNodes nor our ledger, and
+// would look again after five minutes; a change to the pod's own object makes it
+// look at that pod at once.
 type Waker struct {
 	Kube   kubernetes.Interface
 	Ledger *ledger.Ledger
