@@ -59,9 +59,6 @@ func parseChange(s string, read func(string) (int64, error)) (change, error) {
 	if s == "" {
 		return change{}, nil
 	}
-	if strings.HasPrefix(s, "--") {
-		return change{}, fmt.Errorf("it needs an amount, and %q was taken for one", s)
-	}
 	c := change{given: true}
 	switch s[0] {
 	case '+':
@@ -131,6 +128,11 @@ share.`,
   carve resize pod/train -c app --gpumem +2Gi --gpucores 50
   carve resize train --gpumem -1Gi --timeout 10s -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			for name, amount := range map[string]string{"--gpumem": o.memory, "--gpucores": o.cores} {
+				if strings.HasPrefix(amount, "--") {
+					return fmt.Errorf("%s needs an amount, and %q was taken for one", name, amount)
+				}
+			}
 			if len(args) == 2 {
 				if name, ok := podName(args[0] + "/" + args[1]); ok {
 					return fmt.Errorf("a pod is one argument (did you mean %s pod/%s?)", cmd.CommandPath(), name)

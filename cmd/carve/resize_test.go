@@ -191,7 +191,7 @@ func TestResizesThatFail(t *testing.T) {
 		"one under way":        {"pod/a --gpumem 1", oneShare, func(s *resizeServer) { s.pod.Annotations[api.AnnotationResize] = "{}" }, "under way", false},
 		"nobody answers":       {"pod/a --gpumem 1 --timeout 200ms", oneShare, func(s *resizeServer) { s.silent = true }, "the extender hasn't answered: does it run?", false},
 		"the node is silent":   {"pod/a --gpumem 1 --timeout 200ms", oneShare, func(s *resizeServer) { s.silent, s.behind = true, true }, "node n1 hasn't reported the pod's last grant (generation 3)", false},
-		"an amount forgotten":  {"pod/a --gpumem --gpucores 50", oneShare, nil, `--gpumem: it needs an amount, and "--gpucores" was taken for one`, true},
+		"an amount forgotten":  {"pod/a --gpumem --gpucores 50", oneShare, nil, `--gpumem needs an amount, and "--gpucores" was taken for one`, true},
 		"no amount":            {"pod/a", oneShare, nil, "--gpumem, --gpucores or both are needed", true},
 		"another kind":         {"deployment/a --gpumem 1", oneShare, nil, "allowed are pod/NAME and NAME", true},
 		"a fraction":           {"pod/a --gpumem 1.5Gi", oneShare, nil, "whole numbers only", true},

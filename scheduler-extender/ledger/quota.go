@@ -265,7 +265,8 @@ func (e *entry) had() fit.Amount {
 }
 
 // inForce is what the node still has in force of an earlier grant: should it be
-// unable to take that away, the pod keeps it.
+// unable to take that away, the pod keeps it. A node changes all containers of a
+// pod or none.
 func (e *entry) inForce() fit.Amount {
 	if !e.behind() {
 		return fit.Amount{}
@@ -275,7 +276,7 @@ func (e *entry) inForce() fit.Amount {
 		cards := was.Containers[s.container]
 		for i := range cards {
 			if c := &cards[i]; c.Card == e.node.report.cards[s.card].uuid && s.generation < e.grant.Generation {
-				c.MemMiB, c.Cores = max(c.MemMiB, s.amount.MemMiB), max(c.Cores, s.amount.Cores)
+				c.MemMiB, c.Cores = s.amount.MemMiB, s.amount.Cores
 			}
 		}
 	}
