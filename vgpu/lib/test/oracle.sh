@@ -25,6 +25,10 @@ for library in $found; do
     grep -v '^ok ' "$folder/oracle.log"
     version=${library##*/libcuda.so.}
     real_nvml=$(find "$drivers" -name "libnvidia-ml.so.$version" -type f | head -1)
+    if [ -z "$real_nvml" ]; then
+        echo "# NOT TESTED: its twin, for want of libnvidia-ml.so.$version beside it"
+        continue
+    fi
     echo "# its twin over the same, with NVML of that driver"
     { "$twin" -front "$cuda_front" -driver "$library" -o "$folder/twin-cuda.so" &&
         "$twin" -front "$nvml_front" -driver "$real_nvml" -o "$folder/twin-nvml.so" &&
