@@ -75,6 +75,9 @@ type Config struct {
 	// Answered is told of each CreateContainer how long its answer took, from
 	// the message's arrival, and what became of it. It may be nil.
 	Answered func(result Result, took time.Duration)
+	// Waits says in a sentence why the link must not be made now, "" if it may. It
+	// may be nil, and is asked before each try.
+	Waits func() string
 }
 
 // Result is what became of a CreateContainer request.
@@ -93,6 +96,7 @@ type Link struct {
 	state         State
 	log           *slog.Logger
 	answered      func(Result, time.Duration)
+	waits         func() string
 	greetingLimit time.Duration
 }
 
@@ -101,7 +105,10 @@ func NewLink(c Config) *Link {
 	if c.Answered == nil {
 		c.Answered = func(Result, time.Duration) {}
 	}
-	return &Link{c.Socket, pluginIndex, c.State, c.Log, c.Answered, greetingLimit}
+	if c.Waits == nil {
+		c.Waits = func() string { return "" }
+	}
+	return &Link{c.Socket, pluginIndex, c.State, c.Log, c.Answered, c.Waits, greetingLimit}
 }
 
 // Run connects, and connects again whenever the runtime goes away, until ctx
@@ -110,7 +117,12 @@ func (l *Link) Run(ctx context.Context) error {
 	wait := shortestBackoff
 	said := ""
 	for ctx.Err() == nil {
-		linked, err := l.session(ctx)
+		linked, err := false, error(nil)
+		if why := l.waits(); why != "" {
+			wait, err = shortestBackoff, errors.New(why)
+		} else {
+			linked, err = l.session(ctx)
+		}
 		if linked {
 			wait, said = shortestBackoff, ""
 		}

@@ -201,7 +201,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	n.setPlugin(deviceplugin.New(deviceplugin.Config{KubeletDir: o.kubeletDir, Slices: n.agent, Log: log,
 		Linger: func() bool { return roll.linger(n.agent.Followed, pods) }}))
 	hook := monitor.NewHook()
-	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent, roll.linked}, Log: log,
+	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent, roll.linked}, Waits: n.agent.LinkWaits, Log: log,
 		Answered: func(r nrihook.Result, took time.Duration) { hook.Answered(string(r), took) }})
 
 	// The parts live or die apart: one that ends is started again, and none of

@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,6 +36,9 @@ type pod struct {
 	never bool
 	// over is true once no container of the pod will run again.
 	over bool
+	// until is when what runs of a pod that is being deleted is killed at the
+	// latest; zero where it isn't, or nothing runs any more.
+	until time.Time
 	// done are the init containers that ended well.
 	done map[string]bool
 	// ended are the IDs of containers that the kubelet saw end.
@@ -132,6 +136,9 @@ func readPod(p *corev1.Pod) pod {
 	}
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for _, s := range list {
+			if p.DeletionTimestamp != nil && s.State.Running != nil {
+				out.until = p.DeletionTimestamp.Time
+			}
 			for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
 				if t == nil {
 					continue
@@ -176,7 +183,7 @@ func slim(o any) (any, error) {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
-			Annotations: annotations,
+			Annotations: annotations, DeletionTimestamp: p.DeletionTimestamp,
 		},
 		Spec: corev1.PodSpec{
 			NodeName:       p.Spec.NodeName,

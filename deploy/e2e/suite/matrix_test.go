@@ -75,6 +75,12 @@ func cell(ctx context.Context, name string, s state, p part, a *anchor) (remark 
 		}
 		scene.resume = nil
 	}
+	if scene.early && p.name == "agent" {
+		if err := scene.release(ctx); err != nil {
+			return "", err
+		}
+		scene.release = nil
+	}
 	if err := p.back(ctx); err != nil {
 		return "", err
 	}

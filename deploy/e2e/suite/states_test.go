@@ -33,8 +33,10 @@ type scene struct {
 	// resume is called right after the kill: it lets go of what was stopped to
 	// hold the state, so that everybody can come back.
 	resume func(context.Context) error
-	// release lets the pod go on, once all are back.
+	// release lets the pod go on, once all are back; early for the agent, whose
+	// hook can't be linked while a container takes its time to stop.
 	release func(context.Context) error
+	early   bool
 	// ended says what is missing until the pod is where it should end.
 	ended func(*corev1.Pod) error
 	// gone says that it should end by being gone.
@@ -370,7 +372,7 @@ func enterTerminating(ctx context.Context, name string) (s scene, err error) {
 	if err = erase(ctx, name, nil); err != nil {
 		return s, err
 	}
-	s.gone = true
+	s.gone, s.early = true, true
 	s.release = func(context.Context) error { return os.WriteFile(emptyDir(p, "go"), nil, 0o644) }
 	return s, await(ctx, "pod "+name+" to be told to go", func(context.Context) error { return exists(emptyDir(p, "told")) })
 }
