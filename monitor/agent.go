@@ -17,6 +17,8 @@ var (
 	refusedGrants   = prometheus.NewDesc("carve_refused_grants", "Pods whose grant isn't honoured: stale, foreign, forged, or without room.", nil, nil)
 	accessRepairs   = prometheus.NewDesc("carve_device_access_repairs_total", "Times that a running container had lost access to its cards, by device rules that were rewritten, and was given it back.", nil, nil)
 	limitsAdvisory  = prometheus.NewDesc("carve_limits_advisory", "1 while nothing but the library in the containers holds the memory limits of some card: a program that goes past it is seen, and not stopped.", nil, nil)
+	limitsRestored  = prometheus.NewDesc("carve_limits_restored_total", "Times that the limits file of a container didn't say what was granted and was put right: something else than the agent writes there.", nil, nil)
+	cutOff          = prometheus.NewDesc("carve_cut_off_containers", "Running containers whose limits or usage file was removed from the node, or replaced there: their share can't be changed until they start anew.", nil, nil)
 	journalRecords  = prometheus.NewDesc("carve_journal_records", "Pods that hold slices on this node.", nil, nil)
 )
 
@@ -24,7 +26,7 @@ var (
 type agentCollector struct{ *cached }
 
 func (agentCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{agentInfo, hookConnected, hookSince, pluginConnected, unadjusted, refusedGrants, accessRepairs, limitsAdvisory, journalRecords} {
+	for _, d := range []*prometheus.Desc{agentInfo, hookConnected, hookSince, pluginConnected, unadjusted, refusedGrants, accessRepairs, limitsAdvisory, limitsRestored, cutOff, journalRecords} {
 		ch <- d
 	}
 }
@@ -41,5 +43,7 @@ func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, refusedGrants, float64(v.Refused))
 	ch <- prometheus.MustNewConstMetric(accessRepairs, prometheus.CounterValue, float64(v.AccessRepairs))
 	gauge(ch, limitsAdvisory, oneIf(v.Enforcement == v1alpha1.EnforcementAdvisory))
+	ch <- prometheus.MustNewConstMetric(limitsRestored, prometheus.CounterValue, float64(v.LimitsRestored))
+	gauge(ch, cutOff, float64(v.CutOff))
 	gauge(ch, journalRecords, float64(v.Records))
 }

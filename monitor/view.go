@@ -23,8 +23,13 @@ type View struct {
 	// AccessRepairs counts the containers that had lost their devices and got
 	// them back since the agent started.
 	AccessRepairs uint64
-	Cards         []Card
-	Slices        []Slice
+	// LimitsRestored counts the limits files that others had written to and that
+	// were put right, CutOff the running containers with a file that is no longer
+	// the node's.
+	LimitsRestored uint64
+	CutOff         int
+	Cards          []Card
+	Slices         []Slice
 }
 
 // Card is one card.
@@ -49,6 +54,9 @@ type Slice struct {
 	Active                            bool
 	// Generation is the grant's that is in force.
 	Generation int
+	// Fault says what is wrong with the files by which the node reaches the
+	// container.
+	Fault string
 	// The memory figures are 0 for a whole card.
 	LimitBytes, UsedBytes, PeakBytes uint64
 	// ResidualBytes is held beyond UsedBytes, as the driver says.

@@ -247,6 +247,10 @@ type Slice struct {
 	// Refusal says why, in a sentence.
 	// +optional
 	Refusal string `json:"refusal,omitempty"`
+	// Fault says in a sentence what is wrong with the files by which the node
+	// reaches the running container; what it was granted stays counted.
+	// +optional
+	Fault string `json:"fault,omitempty"`
 	// State is prepared (files are there, no container yet) or active.
 	// +kubebuilder:validation:Enum=prepared;active
 	State string `json:"state"`

@@ -259,6 +259,9 @@ func printExplainedSlices(b *strings.Builder, all []explain.Slice, hidden bool) 
 			state = "not shown (you may not read GPUNodes)"
 		case s.State != "":
 			state = fmt.Sprintf("%s, generation %d", s.State, s.Generation)
+			if s.Fault != "" {
+				state += ", cut off"
+			}
 		}
 		if s.ResidualMiB > 0 {
 			state += fmt.Sprintf(", %d MiB taken past the library", s.ResidualMiB)

@@ -350,6 +350,11 @@ func TestExplainTexts(t *testing.T) {
 			w.granted(t, "n1", nil, v1alpha1.Active)
 			w.card("n1", "GPU-a").Health = v1alpha1.Health{State: v1alpha1.Lost, Reason: "it fell off the bus"}
 		}},
+		{"its container's file was removed from the node", share, explain.CutOff, func(w *world) {
+			w.granted(t, "n1", nil, v1alpha1.Active)
+			c := w.card("n1", "GPU-a")
+			c.Slices[len(c.Slices)-1].Fault = "container app runs with a limits file that is no longer the node's"
+		}},
 		{"a running pod, for a tenant", share, explain.Running, func(w *world) {
 			w.granted(t, "n1", nil, v1alpha1.Active)
 			w.pod.Status.Phase = corev1.PodRunning

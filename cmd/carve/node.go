@@ -304,6 +304,7 @@ func (n *node) View() monitor.View {
 		LinkedSince: v.LinkedSince, KubeletConnected: n.plugin.Connected(),
 		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records, AccessRepairs: v.AccessRepairs,
 		Enforcement: v.Enforcement, EnforcementReason: v.EnforcementReason,
+		LimitsRestored: v.LimitsRestored, CutOff: v.CutOff,
 	}
 	for _, c := range v.Cards {
 		out.Cards = append(out.Cards, monitor.Card{
@@ -313,7 +314,7 @@ func (n *node) View() monitor.View {
 	}
 	for _, s := range v.Slices {
 		out.Slices = append(out.Slices, monitor.Slice{
-			PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active, Generation: s.Generation,
+			PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active, Generation: s.Generation, Fault: s.Fault,
 			LimitBytes: s.LimitBytes, UsedBytes: s.Usage.UsedBytes, ResidualBytes: s.ResidualBytes, PeakBytes: s.PeakBytes,
 			Refusals: s.Refusals, Cores: s.Cores, Processes: s.Processes,
 		})

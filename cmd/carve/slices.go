@@ -171,7 +171,7 @@ func reported(s *nodev1.Slice) v1alpha1.Slice {
 	return v1alpha1.Slice{
 		PodUID: s.GetPodUid(), Namespace: s.GetNamespace(), Pod: s.GetPod(), Container: s.GetContainer(),
 		MemMiB: int64(s.GetLimitBytes() >> 20), Cores: s.GetCores(), Mode: s.GetMode(), State: state, Generation: s.GetGeneration(),
-		ResidualMiB: int64((s.GetResidualBytes() + api.MiB - 1) >> 20),
+		ResidualMiB: int64((s.GetResidualBytes() + api.MiB - 1) >> 20), Fault: s.GetFault(),
 	}
 }
 
@@ -195,7 +195,25 @@ func printSlices(w io.Writer, list []sliceView) error {
 		if s.ResidualMiB > 0 {
 			residual = fmt.Sprint(s.ResidualMiB)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Node, s.Namespace, s.Pod, s.Container, s.Card, memory, used, residual, cores, s.State)
+		state := s.State
+		if s.Fault != "" {
+			state += ", cut off"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Node, s.Namespace, s.Pod, s.Container, s.Card, memory, used, residual, cores, state)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	said := map[string]bool{}
+	for _, s := range list {
+		line := fmt.Sprintf("%s/%s on %s: %s", s.Namespace, s.Pod, s.Node, s.Fault)
+		if s.Fault == "" || said[line] {
+			continue
+		}
+		said[line] = true
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -196,7 +196,7 @@ func slices(v monitor.View) []*nodev1.Slice {
 		out = append(out, &nodev1.Slice{
 			PodUid: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode,
 			LimitBytes: s.LimitBytes, Cores: int32(s.Cores), Active: s.Active,
-			UsedBytes: s.UsedBytes, ResidualBytes: s.ResidualBytes, PeakBytes: s.PeakBytes, Refusals: s.Refusals, Processes: int32(s.Processes), Generation: int32(s.Generation),
+			UsedBytes: s.UsedBytes, ResidualBytes: s.ResidualBytes, PeakBytes: s.PeakBytes, Refusals: s.Refusals, Processes: int32(s.Processes), Generation: int32(s.Generation), Fault: s.Fault,
 		})
 	}
 	sort.SliceStable(out, func(i, j int) bool {

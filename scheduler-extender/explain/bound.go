@@ -39,6 +39,9 @@ type Slice struct {
 	ResidualMiB int64    `json:"residualMiB,omitempty"`
 	// Drift says how the report differs from the grant.
 	Drift string `json:"drift,omitempty"`
+	// Fault says what is wrong with the files by which its node reaches the
+	// container.
+	Fault string `json:"fault,omitempty"`
 
 	init bool
 }
@@ -112,8 +115,11 @@ func limits(all []Slice) string {
 func (r *Report) judgeSlices(p *corev1.Pod) {
 	r.Limits = limits(r.Slices)
 	active, prepared, there, want := 0, 0, 0, 0
-	var drift []string
+	var drift, faults []string
 	for _, s := range r.Slices {
+		if s.Fault != "" && !slices.Contains(faults, s.Fault) {
+			faults = append(faults, s.Fault)
+		}
 		if s.Drift != "" {
 			drift = append(drift, s.Container+": "+s.Drift)
 		}
@@ -140,6 +146,8 @@ func (r *Report) judgeSlices(p *corev1.Pod) {
 			why = "The node says: " + r.NodeBlocked + "."
 		}
 		r.say(NotPrepared, fmt.Sprintf("It is bound to %s and has its grant; its node reports %d of %d slices. %s", r.Node, there, want, why))
+	case len(faults) > 0:
+		r.say(CutOff, fmt.Sprintf("It runs on %s, and what it was granted stays its own. But %s.", r.Node, strings.Join(faults, "; ")))
 	case len(drift) > 0:
 		r.say(Drifted, fmt.Sprintf("Its node %s reports other slices than granted: %s.", r.Node, strings.Join(drift, "; ")))
 	case prepared > 0:
@@ -249,7 +257,7 @@ func (s *Slice) compare(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) {
 		if is.PodUID != string(p.UID) || is.Container != s.Container {
 			continue
 		}
-		s.State, s.Generation, s.ResidualMiB = is.State, is.Generation, is.ResidualMiB
+		s.State, s.Generation, s.ResidualMiB, s.Fault = is.State, is.Generation, is.ResidualMiB, is.Fault
 		switch {
 		case int(is.RefusedGeneration) == g.Generation && is.Refusal != "":
 			s.Drift = fmt.Sprintf("the node refuses generation %d: %s", g.Generation, is.Refusal)

@@ -60,6 +60,7 @@ const (
 	NotPrepared   Verdict = "not-prepared"    // bound and granted; the node has not made its slices yet
 	Prepared      Verdict = "prepared"        // the slices are there; no container runs with them yet
 	Running       Verdict = "running"         // its containers run with their slices
+	CutOff        Verdict = "cut-off"         // a container runs with files that are no longer its node's
 	Drifted       Verdict = "drifted"         // the node reports other slices than granted
 	Ended         Verdict = "ended"           // it has ended
 )

@@ -137,6 +137,10 @@ type Agent struct {
 	twins  twins
 	// accessRepairs counts the containers that got lost devices back.
 	accessRepairs uint64
+	// sights are what was seen of containers' files, by ID; limitsRestored counts
+	// the limits files that were put right.
+	sights         map[string]*sight
+	limitsRestored uint64
 	// linked says that the hook was linked once since this process started,
 	// stands that the API shows this process's report.
 	linked, stands bool
@@ -172,6 +176,14 @@ type holding struct {
 	// renew says that something of the limits files is out of date that isn't in
 	// the record.
 	renew bool
+	// amiss says that something is wrong with the files; found what was at the
+	// start. generations and kept are the limits files' generations, and the files
+	// themselves, as last seen. restoredSaid is when the pod was told.
+	amiss        bool
+	found        map[string]wrong
+	generations  map[string]uint64
+	kept         map[string][2]fileID
+	restoredSaid map[string]time.Time
 	// used are the containers that may have run with their slice.
 	used map[string]bool
 	// tallies are what was counted of each container, by card.
@@ -221,6 +233,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		faults:        map[string]string{},
 		sandboxes:     map[string]sandbox{},
 		containers:    map[string]use{},
+		sights:        map[string]*sight{},
 	}
 	err := errors.Join(os.MkdirAll(a.files.dir, 0o755), os.MkdirAll(c.StateDir, 0o755))
 	if err == nil {
@@ -325,6 +338,7 @@ func (a *Agent) replay() error {
 		}
 		a.held[r.Grant.UID] = h
 		if r.State == stateHeld {
+			h.found, h.amiss = a.foundAtStart(r), true
 			if err := a.prepareFiles(r); err != nil {
 				a.Log.Error("a slice can't be prepared", "pod", r.Namespace+"/"+r.Pod, "error", err)
 			} else {

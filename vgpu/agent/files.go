@@ -84,6 +84,12 @@ func (f files) prepare(uid, container string, cards []api.CardGrant, context fun
 	if err != nil {
 		return fmt.Errorf("prepare slice %s/%s: mount tmpfs on %s: %w", uid, container, usageDir, err)
 	}
+	if id, err := idOf(f.usage(uid, container)); err == nil && id == (fileID{}) {
+		// Something that is no file, if anything.
+		if err := os.RemoveAll(f.usage(uid, container)); err != nil {
+			return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
+		}
+	}
 	if err := region.CreateUsage(f.usage(uid, container)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 	}
@@ -96,19 +102,46 @@ func putLimits(path string, want region.Limits) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return region.CreateLimits(path, want)
-	case errors.Is(err, region.ErrDamaged):
-		// Only the node writes the file, so this is a write that a crash of the
-		// machine cut short; nothing runs with it.
-		if err := os.Remove(path); err != nil {
-			return err
-		}
-		return region.CreateLimits(path, want)
+	case errors.Is(err, region.ErrDamaged), errors.Is(err, unix.ELOOP):
+		return restoreLimits(path, want)
 	case err != nil:
 		return err
 	case sameLimits(have, want):
 		return nil
+	case !updates(have, want):
+		return restoreLimits(path, want)
 	}
 	return region.UpdateLimits(path, want)
+}
+
+// restoreLimits puts limits in force whatever is there: in place, as a container
+// may run with it, unless it is no file.
+func restoreLimits(path string, want region.Limits) error {
+	id, err := idOf(path)
+	if err != nil {
+		return err
+	}
+	if id != (fileID{}) {
+		_, err = region.RestoreLimits(path, want, 0)
+		return err
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return err
+	}
+	return region.CreateLimits(path, want)
+}
+
+// updates reports whether an update can turn limits into others.
+func updates(have, want region.Limits) bool {
+	if len(have.Cards) > len(want.Cards) {
+		return false
+	}
+	for i, c := range have.Cards {
+		if c.UUID != want.Cards[i].UUID {
+			return false
+		}
+	}
+	return true
 }
 
 func sameLimits(a, b region.Limits) bool {

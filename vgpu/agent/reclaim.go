@@ -44,8 +44,13 @@ func (a *Agent) shares() []share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	running := map[[2]string][]string{}
+	cut := map[[2]string]bool{} // runs, and the usage file says nothing of it
 	for id, u := range a.containers {
 		key := [2]string{u.uid, u.container}
+		if s := a.sights[id]; s != nil && s.lost == lostUsage {
+			cut[key] = true
+			continue
+		}
 		running[key] = append(running[key], id)
 	}
 	var out []share
@@ -59,7 +64,7 @@ func (a *Agent) shares() []share {
 			}
 			s := share{uid: uid, container: name, usage: a.files.usage(uid, name),
 				// Until the runtime has told, each may be running.
-				running: !a.listed, ids: running[[2]string{uid, name}]}
+				running: !a.listed || cut[[2]string{uid, name}], ids: running[[2]string{uid, name}]}
 			s.running = s.running || len(s.ids) > 0
 			for _, c := range cards {
 				s.cards = append(s.cards, c.Card)
@@ -205,6 +210,7 @@ func (a *Agent) endUnseen(proc string, before map[string]bool) map[string]bool {
 // look goes through all shares once and reports whether a charge waits to be
 // taken off.
 func (r *reaper) look() (waiting bool) {
+	r.watchFiles()
 	processes := &processTable{}
 	seen := map[owner]bool{}
 	// One sample of a card serves all slots of one look: a share can claim a

@@ -56,6 +56,7 @@ type situation struct {
 	record   record
 	prepared bool
 	renew    bool // its limits files are out of date
+	amiss    bool // something is wrong with its files
 	refused  int  // generation of a resize that can't be put in force
 	sandbox  sandbox
 	running  bool // containers of the pod haven't exited
@@ -69,6 +70,7 @@ func (a *Agent) situation(uid string) situation {
 	if s.holding = a.held[uid]; s.holding != nil {
 		s.record, s.prepared, s.refused = s.holding.record, s.holding.prepared, s.holding.refusedGeneration
 		s.renew = s.holding.renew
+		s.amiss = s.holding.amiss && s.prepared && s.record.State == stateHeld && s.holding.next == nil
 	}
 	for _, u := range a.containers {
 		s.running = s.running || u.uid == uid
@@ -82,6 +84,11 @@ func (a *Agent) situation(uid string) situation {
 func (a *Agent) reconcile(ctx context.Context, uid string) error {
 	s := a.situation(uid)
 	defer a.stopUnadjusted(uid)
+	if s.amiss {
+		if err := a.mend(s.holding); err != nil {
+			return err
+		}
+	}
 	switch {
 	case s.holding != nil && s.record.State == stateReleasing:
 		return a.release(s.record)

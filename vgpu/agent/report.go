@@ -72,7 +72,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 			if !used && a.pods[uid].done[name] {
 				continue // an init container that has ended
 			}
-			state := v1alpha1.Prepared
+			state, fault := v1alpha1.Prepared, a.lostOf(uid, name)
 			if used {
 				state = v1alpha1.Active
 			}
@@ -81,7 +81,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 					PodUID: uid, Container: name, Namespace: h.Namespace, Pod: h.Pod,
 					MemMiB: c.MemMiB, Cores: int32(c.Cores), Mode: string(c.Mode),
 					Generation: int32(h.Grant.Generation), State: state,
-					RefusedGeneration: int32(h.refusedGeneration), Refusal: h.refusal,
+					RefusedGeneration: int32(h.refusedGeneration), Refusal: h.refusal, Fault: fault,
 					ResidualMiB: h.toldResidual(name, i),
 				})
 			}

@@ -22,7 +22,10 @@ import (
 // none. The journal holds what is in force, before and after; start-up makes the
 // files what the journal says, so a crash at any step leaves one or the other:
 //
-//  1. limits that shrink are lowered in the files;
+//  0. files that others wrote to are put right (amiss.go);
+//  1. limits that shrink are lowered in the files. Where a running container
+//     doesn't have the file that the node keeps, the grant is refused: nothing can
+//     be put in force for it;
 //  2. usage is read. A request that was let in under the old limit is seen here,
 //     or sees the new one (vgpu/lib/src/ledger.c, carve_try), so what is found
 //     to fit stays so. Then the other layers are lowered (Layer), which say by
@@ -81,13 +84,24 @@ func (a *Agent) resizeAndUnlock(r record, h *holding) error {
 	begin := time.Now()
 	old := h.record
 	r.Local = old.Local
+	again := h.next != nil
 	h.next, h.granted = &r, nil
 	a.mu.Unlock()
 
-	err := a.lower(old, r)
+	var err error
+	if !again {
+		// Later the files say what is being put in force.
+		err = a.mend(h)
+	}
+	if err == nil {
+		err = a.lower(old, r)
+	}
 	if err == nil {
 		var refusal string
-		if refusal, err = a.overuse(old, r); err == nil && refusal == "" {
+		if refusal, err = a.cutOff(old, r); err == nil && refusal == "" {
+			refusal, err = a.overuse(old, r)
+		}
+		if err == nil && refusal == "" {
 			// A layer that isn't in force can't keep a resize from the library.
 			if fault := a.holdAll(r.Grant.UID); errors.Is(fault, gpu.ErrInUse) {
 				refusal = "more is in use than the resize would leave: " + fault.Error()
@@ -137,9 +151,14 @@ func (a *Agent) resizeAndUnlock(r record, h *holding) error {
 	return nil
 }
 
+// leastOf has the smaller of each amount.
+func leastOf(old, new record) api.Grant {
+	return merged(old.Grant, new.Grant, func(old, new int64) int64 { return min(old, new) })
+}
+
 // lower lowers the limits that shrink.
 func (a *Agent) lower(old, new record) error {
-	least := merged(old.Grant, new.Grant, func(old, new int64) int64 { return min(old, new) })
+	least := leastOf(old, new)
 	for _, name := range slices.Sorted(maps.Keys(least.Containers)) {
 		cards := least.Containers[name]
 		if cards[0].Mode != api.ModeVGPU || slices.Equal(cards, old.Grant.Containers[name]) {

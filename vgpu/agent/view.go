@@ -28,8 +28,13 @@ type View struct {
 	// AccessRepairs counts the containers that had lost their devices and got
 	// them back.
 	AccessRepairs uint64
-	Cards         []CardView
-	Slices        []SliceView
+	// LimitsRestored counts the limits files that others had written to and that
+	// were put right. CutOff are the running containers with a file that is no
+	// longer the node's.
+	LimitsRestored uint64
+	CutOff         int
+	Cards          []CardView
+	Slices         []SliceView
 }
 
 // CardView is one card.
@@ -68,6 +73,8 @@ type SliceView struct {
 	// what they say, as the driver says.
 	ResidualBytes uint64
 	Processes     int
+	// Fault says what is wrong with the files by which the node reaches its container.
+	Fault string
 	// Damaged says that the container changed its usage file.
 	Damaged bool
 }
@@ -83,6 +90,7 @@ func (a *Agent) View() View {
 		LinkedSince: a.linkedSince, Unadjusted: int(status.UnadjustedContainers),
 		Refused: len(a.refused), Records: len(a.held), SlotsPerCard: int(status.SlotsPerCard), AccessRepairs: a.accessRepairs,
 		Enforcement: status.Enforcement, EnforcementReason: status.EnforcementReason,
+		LimitsRestored: a.limitsRestored, CutOff: a.cutOffs(),
 	}
 	granted := map[string]amount{}
 	for _, h := range a.held {
@@ -124,7 +132,7 @@ func (a *Agent) View() View {
 			sv := SliceView{
 				PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container,
 				Card: c.UUID, Mode: s.Mode, LimitBytes: uint64(s.MemMiB) << 20, Cores: int(s.Cores),
-				Active: s.State == "active", Generation: int(s.Generation),
+				Active: s.State == "active", Generation: int(s.Generation), Fault: s.Fault,
 			}
 			if s.MemMiB > 0 {
 				a.readUsage(&sv, positions[[2]string{s.PodUID, s.Container}])

@@ -110,11 +110,8 @@ func CreateLimits(path string, l Limits) error {
 		return fmt.Errorf("create %s: %w", path, err)
 	}
 	file := make([]byte, LimitsBytes)
-	le := binary.LittleEndian
-	le.PutUint64(file[limitsMagicAt:], limitsMagic)
-	le.PutUint32(file[limitsABIAt:], ABI)
-	le.PutUint32(file[limitsSizeAt:], LimitsBytes)
-	le.PutUint64(file[limitsGenerationAt:], 1)
+	putHeader(file)
+	binary.LittleEndian.PutUint64(file[limitsGenerationAt:], 1)
 	putBank(file[bankAt(1):bankAt(1)+bankBytes], 1, l)
 	return createWhole(path, 0o644, func(f *os.File) error {
 		_, err := f.Write(file)
@@ -156,6 +153,14 @@ func ReadLimits(path string) (Limits, error) {
 }
 
 func bankAt(generation uint64) int { return limitsBanksAt + int(generation&1)*bankBytes }
+
+// putHeader writes what never changes.
+func putHeader(file []byte) {
+	le := binary.LittleEndian
+	le.PutUint64(file[limitsMagicAt:], limitsMagic)
+	le.PutUint32(file[limitsABIAt:], ABI)
+	le.PutUint32(file[limitsSizeAt:], LimitsBytes)
+}
 
 // putBank writes a whole bank.
 func putBank(bank []byte, generation uint64, l Limits) {

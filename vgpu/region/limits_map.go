@@ -17,8 +17,8 @@ import (
 // another.
 type LimitsFile struct {
 	path string
-	// page is the file, mapped. Mapping is safe here, unlike for usage: containers get the file read-only
-	// and can't shorten it.
+	// page is the file, mapped. Containers get the file read-only and can't shorten it; who can on the node
+	// makes an error of the next access: see guarded.
 	page []byte
 	dir  *os.File
 }
@@ -54,7 +54,11 @@ func (f *LimitsFile) Close() error {
 
 // Limits gives the limits in force.
 func (f *LimitsFile) Limits() (Limits, error) {
-	l, err := decodeLimits(f.page)
+	var l Limits
+	var err error
+	if fault := f.guarded(func() { l, err = decodeLimits(f.page) }); fault != nil {
+		err = fault
+	}
 	if err != nil {
 		return l, fmt.Errorf("read limits %s: %w", f.path, err)
 	}
@@ -68,7 +72,7 @@ func (f *LimitsFile) Update(l Limits) (err error) {
 	}
 	// The lock is on the directory and not on the file: a container has the file open for reading, which
 	// is enough to hold a lock on it for ever.
-	if err := flock(f.dir, unix.LOCK_EX); err != nil {
+	if err := f.lock(updateWait); err != nil {
 		return fmt.Errorf("update limits %s: lock: %w", f.path, err)
 	}
 	defer func() { err = errors.Join(err, flock(f.dir, unix.LOCK_UN)) }()
@@ -91,10 +95,14 @@ func (f *LimitsFile) Update(l Limits) (err error) {
 	// A word at a time, so that the library never meets half a word in the bank that it still reads if
 	// it was stopped between its two looks at the generation.
 	at := bankAt(next)
-	for i := 0; i < bankBytes; i += 8 {
-		atomic.StoreUint64(f.word64(at+i), binary.LittleEndian.Uint64(bank[i:]))
+	if err := f.guarded(func() {
+		for i := 0; i < bankBytes; i += 8 {
+			atomic.StoreUint64(f.word64(at+i), binary.LittleEndian.Uint64(bank[i:]))
+		}
+		atomic.StoreUint64(f.word64(limitsGenerationAt), next)
+	}); err != nil {
+		return fmt.Errorf("update limits %s: %w", f.path, err)
 	}
-	atomic.StoreUint64(f.word64(limitsGenerationAt), next)
 	return nil
 }
 
@@ -108,11 +116,15 @@ func (f *LimitsFile) SetLive(card int, l Live) error {
 	if l.GateClosed {
 		gate = 1
 	}
-	atomic.StoreUint64(f.word64(at+liveResidualAt), l.ResidualBytes)
-	atomic.StoreUint32(f.word32(at+liveGateAt), gate)
-	atomic.StoreUint32(f.word32(at+liveBusyContextsAt), l.BusyContexts)
-	atomic.StoreUint32(f.word32(at+liveCalibrationAt), l.CalibrationPPM)
-	atomic.AddUint64(f.word64(at+liveResidualSequenceAt), 1)
+	if err := f.guarded(func() {
+		atomic.StoreUint64(f.word64(at+liveResidualAt), l.ResidualBytes)
+		atomic.StoreUint32(f.word32(at+liveGateAt), gate)
+		atomic.StoreUint32(f.word32(at+liveBusyContextsAt), l.BusyContexts)
+		atomic.StoreUint32(f.word32(at+liveCalibrationAt), l.CalibrationPPM)
+		atomic.AddUint64(f.word64(at+liveResidualSequenceAt), 1)
+	}); err != nil {
+		return fmt.Errorf("set live words %s: %w", f.path, err)
+	}
 	return nil
 }
 
@@ -123,8 +135,12 @@ func (f *LimitsFile) SetResidual(card int, bytes uint64) error {
 		return fmt.Errorf("set residual %s: card %d: want 0 to %d", f.path, card, MaxCards-1)
 	}
 	at := limitsLiveAt + card*liveBytes
-	atomic.StoreUint64(f.word64(at+liveResidualAt), bytes)
-	atomic.AddUint64(f.word64(at+liveResidualSequenceAt), 1)
+	if err := f.guarded(func() {
+		atomic.StoreUint64(f.word64(at+liveResidualAt), bytes)
+		atomic.AddUint64(f.word64(at+liveResidualSequenceAt), 1)
+	}); err != nil {
+		return fmt.Errorf("set residual %s: %w", f.path, err)
+	}
 	return nil
 }
 

@@ -271,6 +271,8 @@ type Slice struct {
 	Generation int32 `protobuf:"varint,14,opt,name=generation,proto3" json:"generation,omitempty"`
 	// What it holds on the card beyond what it says, as the driver says.
 	ResidualBytes uint64 `protobuf:"varint,15,opt,name=residual_bytes,json=residualBytes,proto3" json:"residual_bytes,omitempty"`
+	// What is wrong with the files by which the node reaches the container.
+	Fault         string `protobuf:"bytes,16,opt,name=fault,proto3" json:"fault,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -408,6 +410,13 @@ func (x *Slice) GetResidualBytes() uint64 {
 		return x.ResidualBytes
 	}
 	return 0
+}
+
+func (x *Slice) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
 }
 
 type ListCardsRequest struct {
@@ -1072,7 +1081,7 @@ const file_node_proto_rawDesc = "" +
 	"\x05fault\x18\f \x01(\tR\x05fault\x12\x12\n" +
 	"\x04lost\x18\x0e \x01(\bR\x04lost\x12!\n" +
 	"\fsoftware_gpu\x18\r \x01(\bR\vsoftwareGpu\x12\x16\n" +
-	"\x06layers\x18\x0f \x03(\tR\x06layers\"\xa4\x03\n" +
+	"\x06layers\x18\x0f \x03(\tR\x06layers\"\xba\x03\n" +
 	"\x05Slice\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
@@ -1094,7 +1103,8 @@ const file_node_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x0e \x01(\x05R\n" +
 	"generation\x12%\n" +
-	"\x0eresidual_bytes\x18\x0f \x01(\x04R\rresidualBytes\"\x12\n" +
+	"\x0eresidual_bytes\x18\x0f \x01(\x04R\rresidualBytes\x12\x14\n" +
+	"\x05fault\x18\x10 \x01(\tR\x05fault\"\x12\n" +
 	"\x10ListCardsRequest\"\x90\x02\n" +
 	"\x11ListCardsResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12#\n" +
