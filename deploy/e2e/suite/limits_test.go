@@ -68,6 +68,12 @@ func TestLimitsFileIsDamaged(t *testing.T) {
 	wantResized(t, "damaged", "--gpumem", "9000")
 	wantSees(t, "damaged", 9000)
 	writeAt(t, limitsFile(p), make([]byte, region.LimitsBytes))
+	eventually(t, "the file to be put right", func(context.Context) string {
+		if _, err := region.ReadLimits(limitsFile(p)); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	wantSees(t, "damaged", 9000)
 	if code := allocate(t, "damaged", "app", 8500*mib); code != 0 {
 		t.Errorf("allocating within the share: CUDA error %d", code)
