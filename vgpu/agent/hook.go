@@ -260,13 +260,14 @@ func (a *Agent) LinkFault(sentence string) {
 
 // stopsLong is how much longer a container may take to stop that a new link of
 // the hook would have to wait for.
-const stopsLong = 10 * time.Second
+const stopsLong = time.Minute
 
 // LinkWaits says in a sentence why the hook's link must not be made now, "" if it
 // may. A plugin that registers with containerd waits for each container that is
 // being stopped, for its whole grace period, and everything else that the node's
 // containers need waits behind it (seen with containerd 2.4 and an hour's grace).
-// Without the link only containers with cards wait.
+// Without the link only containers with cards wait. Pods that are told to go while
+// it waits don't count, or it could wait for ever on a busy node.
 func (a *Agent) LinkWaits() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -274,7 +275,7 @@ func (a *Agent) LinkWaits() string {
 		return "the node's pods aren't known yet"
 	}
 	for _, p := range a.pods {
-		if left := time.Until(p.until); left > stopsLong {
+		if time.Until(p.until) > stopsLong && p.told.Before(a.downSince) {
 			return fmt.Sprintf("pod %s/%s is being stopped and may take until %s; the container runtime takes no plugin before, and would hold up all of the node's containers for one that asks (delete the pod with --grace-period=0 if it must not take so long)",
 				p.namespace, p.name, p.until.UTC().Format(time.RFC3339))
 		}

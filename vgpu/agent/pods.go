@@ -39,6 +39,8 @@ type pod struct {
 	// until is when what runs of a pod that is being deleted is killed at the
 	// latest; zero where it isn't, or nothing runs any more.
 	until time.Time
+	// told is when it was told to go.
+	told time.Time
 	// done are the init containers that ended well.
 	done map[string]bool
 	// ended are the IDs of containers that the kubelet saw end.
@@ -137,7 +139,10 @@ func readPod(p *corev1.Pod) pod {
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for _, s := range list {
 			if p.DeletionTimestamp != nil && s.State.Running != nil {
-				out.until = p.DeletionTimestamp.Time
+				out.until, out.told = p.DeletionTimestamp.Time, p.DeletionTimestamp.Time
+				if grace := p.DeletionGracePeriodSeconds; grace != nil {
+					out.told = out.until.Add(-time.Duration(*grace) * time.Second)
+				}
 			}
 			for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
 				if t == nil {
@@ -183,7 +188,7 @@ func slim(o any) (any, error) {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
-			Annotations: annotations, DeletionTimestamp: p.DeletionTimestamp,
+			Annotations: annotations, DeletionTimestamp: p.DeletionTimestamp, DeletionGracePeriodSeconds: p.DeletionGracePeriodSeconds,
 		},
 		Spec: corev1.PodSpec{
 			NodeName:       p.Spec.NodeName,

@@ -44,8 +44,8 @@ func TestTheLinkWaitsForContainersThatStopSlowly(t *testing.T) {
 	p := podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)}))
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "app", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	stops := func(after time.Duration) {
-		at := metav1.NewTime(time.Now().Add(after))
-		p.DeletionTimestamp = &at
+		at, grace := metav1.NewTime(time.Now().Add(after)), int64(3700) // told before the agent's start
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &at, &grace
 		n.api.setPod(p.DeepCopy())
 	}
 	n.api.setPod(p.DeepCopy())
@@ -56,6 +56,10 @@ func TestTheLinkWaitsForContainersThatStopSlowly(t *testing.T) {
 	stops(time.Hour)
 	eventually(t, "the link waits and says for whom", func() bool { return strings.Contains(n.LinkWaits(), "pod default/pod-uid-1 is being stopped") })
 	stops(stopsLong / 2)
+	eventually(t, "the link may be made", func() bool { return n.LinkWaits() == "" })
+	stops(time.Hour)
+	eventually(t, "the link waits", func() bool { return n.LinkWaits() != "" })
+	stops(2 * time.Hour) // told to go while the link waits
 	eventually(t, "the link may be made", func() bool { return n.LinkWaits() == "" })
 	stops(time.Hour)
 	eventually(t, "the link waits", func() bool { return n.LinkWaits() != "" })
