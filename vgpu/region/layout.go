@@ -10,8 +10,11 @@ const (
 	MaxSlots = 1024
 	// UnitBytes is the grain in which memory is charged.
 	UnitBytes = 1 << unitShift
-	// LimitsBytes is the size of a limits file.
+	// LimitsBytes is the size of the limits themselves, the first page of a limits file.
 	LimitsBytes = 4096
+	// LimitsFileBytes is the size of a limits file with all that compute is divided by. It is sparse: the pages
+	// of cards that the container doesn't have aren't there.
+	LimitsFileBytes = computeAt + MaxCards*computeCardBytes
 	// UsageBytes is the size of a usage file. It is sparse: a page exists once a process has used it.
 	UsageBytes = usageLines + MaxCards*usageColumnBytes
 
@@ -90,8 +93,6 @@ const (
 	lineUnchargedAt   = 64
 	lineImportedAt    = 72
 
-	// Compute: see carve_region.h. The library reads these; no part of this package
-	// writes them yet, so that no compute is divided.
 	limitsComputeAt = 24
 
 	computeAt          = 4096
@@ -115,6 +116,7 @@ const (
 	termsFlagsAt      = 12
 	termsGate         = 3
 	termsBorrow       = 4
+	termsOwner        = 0xffffff00
 
 	lineComputeSequenceAt = 80
 	lineChargedAt         = 88

@@ -114,8 +114,10 @@ func CreateLimits(path string, l Limits) error {
 	binary.LittleEndian.PutUint64(file[limitsGenerationAt:], 1)
 	putBank(file[bankAt(1):bankAt(1)+bankBytes], 1, l)
 	return createWhole(path, 0o644, func(f *os.File) error {
-		_, err := f.Write(file)
-		return err
+		if _, err := f.Write(file); err != nil {
+			return err
+		}
+		return reserveCompute(f, len(l.Cards))
 	})
 }
 

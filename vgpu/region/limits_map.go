@@ -56,7 +56,7 @@ func (f *LimitsFile) Close() error {
 func (f *LimitsFile) Limits() (Limits, error) {
 	var l Limits
 	var err error
-	if fault := f.guarded(func() { l, err = decodeLimits(f.page) }); fault != nil {
+	if fault := guarded(func() { l, err = decodeLimits(f.page) }); fault != nil {
 		err = fault
 	}
 	if err != nil {
@@ -95,7 +95,7 @@ func (f *LimitsFile) Update(l Limits) (err error) {
 	// A word at a time, so that the library never meets half a word in the bank that it still reads if
 	// it was stopped between its two looks at the generation.
 	at := bankAt(next)
-	if err := f.guarded(func() {
+	if err := guarded(func() {
 		for i := 0; i < bankBytes; i += 8 {
 			atomic.StoreUint64(f.word64(at+i), binary.LittleEndian.Uint64(bank[i:]))
 		}
@@ -116,7 +116,7 @@ func (f *LimitsFile) SetLive(card int, l Live) error {
 	if l.GateClosed {
 		gate = 1
 	}
-	if err := f.guarded(func() {
+	if err := guarded(func() {
 		atomic.StoreUint64(f.word64(at+liveResidualAt), l.ResidualBytes)
 		atomic.StoreUint32(f.word32(at+liveGateAt), gate)
 		atomic.StoreUint32(f.word32(at+liveBusyContextsAt), l.BusyContexts)
@@ -135,7 +135,7 @@ func (f *LimitsFile) SetResidual(card int, bytes uint64) error {
 		return fmt.Errorf("set residual %s: card %d: want 0 to %d", f.path, card, MaxCards-1)
 	}
 	at := limitsLiveAt + card*liveBytes
-	if err := f.guarded(func() {
+	if err := guarded(func() {
 		atomic.StoreUint64(f.word64(at+liveResidualAt), bytes)
 		atomic.AddUint64(f.word64(at+liveResidualSequenceAt), 1)
 	}); err != nil {

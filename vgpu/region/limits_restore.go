@@ -30,7 +30,7 @@ const farGeneration = 1 << 63
 // Nobody takes a wrong value meanwhile, also if the writer dies half way: the generation becomes 0 first,
 // which no reader takes, and gets its new value last. Restoring can be repeated from each point between.
 //
-// A file that was shortened gets its size again first; a process that looks at it before has been killed by
+// What compute is divided by stays, but for whether it is. A file that was shortened gets its size again first; a process that looks at it before has been killed by
 // the kernel (SIGBUS). What is not a regular file can't be restored: the error is ErrDamaged.
 func RestoreLimits(path string, l Limits, after uint64) (generation uint64, err error) {
 	if err := l.Validate(); err != nil {
@@ -40,7 +40,7 @@ func RestoreLimits(path string, l Limits, after uint64) (generation uint64, err 
 	if err != nil {
 		return 0, fmt.Errorf("restore limits: %w", err)
 	}
-	if err := errors.Join(f.Truncate(LimitsBytes), f.Chmod(0o644), f.Close()); err != nil {
+	if err := errors.Join(reserveCompute(f, len(l.Cards)), f.Chmod(0o644), f.Close()); err != nil {
 		return 0, fmt.Errorf("restore limits: %w", err)
 	}
 	m, err := OpenLimits(path)
@@ -57,7 +57,7 @@ func (f *LimitsFile) restore(l Limits, after uint64, step func()) (generation ui
 	if f.lock(restoreWait) == nil {
 		defer flock(f.dir, unix.LOCK_UN)
 	}
-	err = f.guarded(func() {
+	err = guarded(func() {
 		generation = after
 		for _, at := range []int{limitsGenerationAt, bankAt(0) + bankGenerationAt, bankAt(1) + bankGenerationAt} {
 			if g := atomic.LoadUint64(f.word64(at)); g < farGeneration {
@@ -96,16 +96,16 @@ func (f *LimitsFile) restore(l Limits, after uint64, step func()) (generation ui
 	return generation, nil
 }
 
-// guarded runs a function that touches the page. A file that somebody shortens meanwhile, or that a full
+// guarded runs a function that touches mapped pages. A file that somebody shortens meanwhile, or that a full
 // file system has no page for, is an error then and not the end of the process.
-func (f *LimitsFile) guarded(touch func()) (err error) {
+func guarded(touch func()) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			if _, fault := p.(interface{ Addr() uintptr }); !fault {
 				panic(p)
 			}
-			err = fmt.Errorf("its page can't be reached, it was shortened or the file system is full: %w", ErrDamaged)
+			err = fmt.Errorf("its pages can't be reached, it was shortened or the file system is full: %w", ErrDamaged)
 		}
 	}()
 	touch()

@@ -74,7 +74,7 @@ func TestDamagedLimitsAreRestoredInPlace(t *testing.T) {
 			}
 		}
 		now, err := os.Stat(path)
-		if err != nil || !os.SameFile(before, now) || now.Size() != LimitsBytes || now.Mode().Perm() != 0o644 {
+		if err != nil || !os.SameFile(before, now) || now.Size() != LimitsFileBytes || now.Mode().Perm() != 0o644 {
 			t.Errorf("%s: it is another file, or of %d bytes, or mode %v (%v)", name, now.Size(), now.Mode(), err)
 		}
 		if err := UpdateLimits(path, twoCards()); err != nil {

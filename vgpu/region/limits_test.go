@@ -55,7 +55,7 @@ func TestLimitsAreReadAsWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if st.Mode() != 0o644 || st.Size() != LimitsBytes {
+	if st.Mode() != 0o644 || st.Size() != LimitsFileBytes {
 		t.Errorf("mode %v, %d bytes", st.Mode(), st.Size())
 	}
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); len(left) != 0 {

@@ -132,14 +132,23 @@ struct carve_pace {
 /* carve_compute_terms.flags */
 #define CARVE_TERMS_GATE 0x3u     /* CARVE_GATE_OPEN: by credit; CARVE_GATE_CLOSED: nothing; CARVE_GATE_TURN */
 #define CARVE_TERMS_BORROW 0x4u   /* it may go below its credit */
+#define CARVE_TERMS_OWNER 0xffffff00u /* carve_terms_owner of the process that the terms are for */
 #define CARVE_GATE_TURN 2u        /* what is launched is launched by the agent's leave, credit or not */
 
-/* For one process, by its slot in the usage file. */
+/* For one process, by its slot in the usage file. A slot goes from one process to another: terms that aren't this
+ * process' own are nobody's, and what the limits file grants is in force. The agent stores flags as 0 first and last
+ * as they are to be, so a process that finds itself in them finds the rest as meant for it. */
 struct carve_compute_terms {
     int64_t correction_ns; /* sum of all corrections of its account */
-    uint32_t share_ppm;    /* of the card, at this moment; 0: the slot is new to the agent */
+    uint32_t share_ppm;    /* of the card, at this moment */
     uint32_t flags;        /* CARVE_TERMS_* */
 };
+
+/* Never 0. The three as in struct carve_process. */
+static inline uint32_t carve_terms_owner(uint32_t pid, uint64_t start_ticks, uint64_t image) {
+    uint64_t x = ((image << 32 ^ start_ticks) + pid) * 0x9e3779b97f4a7c15ull;
+    return ((uint32_t)(x >> 40) | 1u) << 8;
+}
 
 struct carve_compute_card {
     uint64_t heartbeat_ns; /* when the agent looked last; 0: never */

@@ -39,6 +39,7 @@ struct events {
 
 struct carve_throttle {
     carve_lock_t lock;
+    uint32_t owner; /* what is in terms that are ours */
     struct carve_credit credit;
     struct events clocks[CLOCKS];
     const void *keys[COSTS];
@@ -74,7 +75,7 @@ static void sleep_until(const struct carve_driver *d, uint64_t until, uint64_t n
 static const struct carve_compute_card *card_of(const struct carve_state *s, unsigned card) { return &s->compute[card]; }
 
 /* False where the card isn't divided for this process. */
-static bool read_terms(const struct carve_state *s, unsigned card, uint64_t now, struct carve_terms *terms) {
+static bool read_terms(const struct carve_state *s, unsigned card, const struct carve_throttle *t, uint64_t now, struct carve_terms *terms) {
     const struct carve_compute_card *c = card_of(s, card);
     const struct carve_compute_terms *mine = &c->terms[s->slot];
     const struct carve_limits_card *limits = &s->limits->banks[__atomic_load_n(&s->limits->generation, __ATOMIC_ACQUIRE) & 1].cards[card];
@@ -82,8 +83,15 @@ static bool read_terms(const struct carve_state *s, unsigned card, uint64_t now,
     if (granted == 0 || granted > 1000000) {
         return false;
     }
-    uint32_t share = __atomic_load_n(&mine->share_ppm, __ATOMIC_RELAXED), flags = __atomic_load_n(&mine->flags, __ATOMIC_RELAXED);
+    uint32_t flags = __atomic_load_n(&mine->flags, __ATOMIC_ACQUIRE), share = 0;
+    int64_t correction = t->credit.correction;
     uint64_t heartbeat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
+    if ((flags & CARVE_TERMS_OWNER) == t->owner) {
+        share = __atomic_load_n(&mine->share_ppm, __ATOMIC_RELAXED);
+        correction = __atomic_load_n(&mine->correction_ns, __ATOMIC_RELAXED);
+    } else {
+        flags = 0;
+    }
     /* Nobody keeps a gate shut, or lends, but an agent that looks. */
     if (now > heartbeat && now - heartbeat > HEARTBEAT_LASTS_NS) {
         flags = 0;
@@ -94,19 +102,19 @@ static bool read_terms(const struct carve_state *s, unsigned card, uint64_t now,
         .gate = flags & CARVE_TERMS_GATE,
         .elastic = (__atomic_load_n(&limits->flags, __ATOMIC_RELAXED) & CARVE_CARD_COMPUTE_FIXED) == 0,
         .borrow = (flags & CARVE_TERMS_BORROW) != 0,
-        .correction = __atomic_load_n(&mine->correction_ns, __ATOMIC_RELAXED),
+        .correction = correction,
         .truth_ns = __atomic_load_n(&c->truth_ns, __ATOMIC_RELAXED),
         .ahead_ns = ahead == 0 || ahead > 1000000000u ? 8000000 : (int64_t)ahead,
     };
     return true;
 }
 
-/* The usual case, in few instructions: nothing but the share is in force, and there is credit. */
+/* The usual case, in few instructions: the agent gives nothing but the share, and there is credit. */
 static bool quick(const struct carve_state *s, unsigned card, struct carve_throttle *t, uint32_t cost, struct carve_ticket *ticket) {
     const struct carve_compute_card *c = card_of(s, card);
     const struct carve_compute_terms *mine = &c->terms[s->slot];
     uint64_t ahead = __atomic_load_n(&c->ahead_ns, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&mine->flags, __ATOMIC_RELAXED) != 0) {
+    if (__atomic_load_n(&mine->flags, __ATOMIC_ACQUIRE) != t->owner) {
         return false;
     }
     if (!carve_credit_quick(&t->credit, &t->costs[cost], __atomic_load_n(&mine->correction_ns, __ATOMIC_RELAXED), ahead == 0 || ahead > 1000000000u ? 8000000 : (int64_t)ahead)) {
@@ -351,6 +359,8 @@ static struct carve_throttle *throttle_of(struct carve_state *s, unsigned card) 
     if (t == NULL) {
         return NULL;
     }
+    const struct carve_process *self = &s->usage->processes[s->slot];
+    t->owner = carve_terms_owner(CARVE_PID(self->state_pid), self->start_ticks, self->image);
     t->first = t->last = -1;
     for (int16_t i = 0; i < FLIGHTS; i++) {
         t->flights[i].next = i + 1 < FLIGHTS ? (int16_t)(i + 1) : -1;
@@ -416,7 +426,7 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
         return;
     }
     uint64_t now = now_ns(d), capture_since = 0;
-    if (!read_terms(s, place.card, now, &terms)) {
+    if (!read_terms(s, place.card, t, now, &terms)) {
         l->throttle = NULL;
         carve_unlock(&t->lock);
         return;
@@ -448,7 +458,7 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
             carve_lock(&t->lock);
         }
         now = now_ns(d);
-        if (!read_terms(s, place.card, now, &terms)) {
+        if (!read_terms(s, place.card, t, now, &terms)) {
             l->throttle = NULL; /* a resize took the limit off */
             t->credit.waiting = false;
             carve_unlock(&t->lock);
@@ -496,7 +506,7 @@ void carve_launch_over(const struct carve_driver *d, struct carve_state *s, stru
     } else {
         struct carve_terms terms = {.share_ppm = 1000000};
         uint64_t now = now_ns(d);
-        (void)read_terms(s, l->card, now, &terms);
+        (void)read_terms(s, l->card, t, now, &terms);
         carve_credit_guess(&t->credit, &l->ticket, terms.share_ppm, now);
     }
     publish(s, l->card, &t->credit);
@@ -515,7 +525,7 @@ void carve_throttle_look_slow(const struct carve_driver *d, struct carve_state *
         }
         uint64_t now = now_ns(d);
         carve_lock(&t->lock);
-        if (read_terms(s, card, now, &terms)) {
+        if (read_terms(s, card, t, now, &terms)) {
             look(d, s, t, card, terms.share_ppm, now);
             publish(s, card, &t->credit);
         }

@@ -6,8 +6,10 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -112,6 +114,14 @@ static void divide_compute(void) {
         l->banks[bank].cards[0].compute_ppm = 1000000;
     }
     box_flags(0);
+    int file = open(CARVE_LIMITS_PATH, O_RDWR);
+    struct carve_compute_card *card = mmap(NULL, sizeof *card, PROT_READ | PROT_WRITE, MAP_SHARED, file, CARVE_COMPUTE_AT);
+    if (card == MAP_FAILED) {
+        exit(1);
+    }
+    const struct carve_process *self = &box_usage()->processes[0];
+    card->terms[0].share_ppm = 1000000;
+    card->terms[0].flags = carve_terms_owner(CARVE_PID(self->state_pid), self->start_ticks, self->image);
     l->compute = 1;
 }
 
