@@ -93,6 +93,16 @@ type Load struct {
 	TemperatureCelsius *float64
 }
 
+// Utilization is how much of a card's time each process had in a period of the
+// driver's.
+type Utilization struct {
+	// At is the end of the period in microseconds of the driver's clock.
+	At uint64
+	// Percent is by pid, of the period, rounded down. Processes that had nothing are
+	// left out.
+	Percent map[int]int
+}
+
 // Process is one process on a card.
 type Process struct {
 	PID int

@@ -2,6 +2,10 @@ package gpu
 
 import "errors"
 
+// ErrNotSupported is wrapped by errors about what this driver or card doesn't tell at
+// all.
+var ErrNotSupported = errors.New("not supported")
+
 // Errors of what holds containers to their memory.
 var (
 	// ErrEnded is wrapped by errors about a container that has no process or cgroup

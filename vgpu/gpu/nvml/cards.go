@@ -216,6 +216,45 @@ func (d *Driver) processes(dev nvml.Device) ([]gpu.Process, error) {
 	return out, nil
 }
 
+// Utilization reads how much of a card's time each process had in the period after
+// since, an earlier answer's At; without one that ended after it the answer has that At
+// and no process. Drivers sample a few times a second.
+func (d *Driver) Utilization(uuid string, since uint64) (gpu.Utilization, error) {
+	u, err := bounded(d, uuid, func() (gpu.Utilization, error) {
+		u := gpu.Utilization{At: since, Percent: map[int]int{}}
+		dev, r := d.lib.DeviceGetHandleByUUID(uuid)
+		if r != nvml.SUCCESS {
+			return u, fault("open", r)
+		}
+		rows, r := dev.GetProcessUtilization(since)
+		switch r {
+		case nvml.SUCCESS:
+		case nvml.ERROR_NOT_FOUND:
+			return u, nil
+		case nvml.ERROR_NOT_SUPPORTED:
+			return u, fmt.Errorf("read utilization of processes: %w", gpu.ErrNotSupported)
+		default:
+			return u, fault("read utilization of processes", r)
+		}
+		newest := map[int]uint64{}
+		for _, row := range rows {
+			// Unused rows are zero; what a driver doesn't know is above 100.
+			pid := int(row.Pid)
+			if pid == 0 || row.TimeStamp <= since || row.SmUtil > 100 || row.TimeStamp < newest[pid] {
+				continue
+			}
+			newest[pid] = row.TimeStamp
+			u.Percent[pid] = int(row.SmUtil)
+			u.At = max(u.At, row.TimeStamp)
+		}
+		return u, nil
+	})
+	if err != nil {
+		return u, fmt.Errorf("card %s: %w", uuid, err)
+	}
+	return u, nil
+}
+
 // load reads how hard a card works. What can't be read is left out: cards differ
 // in what they tell (a card in MIG mode has no utilisation, some have no power).
 func (d *Driver) load(dev nvml.Device) gpu.Load {

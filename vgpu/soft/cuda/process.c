@@ -15,6 +15,7 @@
 #include "../state/clock.h"
 #include "../state/lock.h"
 #include "../state/nodes.h"
+#include "../state/sched.h"
 #include "driver.h"
 
 #ifndef MADV_WIPEONFORK
@@ -146,4 +147,25 @@ EXPORT int softgpu_clock_join(void) {
 EXPORT int softgpu_clock_leave(void) {
   if (!the_driver.initialised || is_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   return driver_from(soft_clock_leave(&the_driver.region));
+}
+
+/* How long a card worked for a process (by the pid that it has in its own namespace) up to now, of all its life. */
+EXPORT int softgpu_busy_ns(unsigned int card, unsigned int pid, uint64_t *out);
+EXPORT int softgpu_busy_ns(unsigned int card, unsigned int pid, uint64_t *out) {
+  CUresult result = driver_enter();
+  if (result != CUDA_SUCCESS) return result;
+  soft_region *region = &the_driver.region;
+  if (!out || card >= region->state->header.card_count) return driver_leave(CUDA_ERROR_INVALID_VALUE);
+  result = driver_from(soft_lock(region, SOFT_PATIENCE_MS));
+  if (result != CUDA_SUCCESS) return driver_leave(result);
+  soft_sched_advance_card(region, card, soft_now(region));
+  result = CUDA_ERROR_NOT_FOUND;
+  for (uint32_t i = 0; i < soft_slots_high(region); i++) {
+    const soft_slot *slot = soft_slot_at(region, i);
+    if (slot->kind != SOFT_KIND_CUDA || slot->state != SOFT_SLOT_LIVE || slot->pid != pid) continue;
+    *out = slot->usage[card].busy_ns;
+    result = CUDA_SUCCESS;
+  }
+  soft_unlock(region);
+  return driver_leave(result);
 }

@@ -13,6 +13,8 @@ static const char usage_text[] =
     "           [--hold [TIME]] [--free-after TIME] [--touch]\n"
     "  gpuprobe fill [--step SIZE] [--least SIZE] [--hold [TIME]]   until it is refused\n"
     "  gpuprobe launch --count N --duration TIME [--streams N] [--blocks N]\n"
+    "  gpuprobe load [--for TIME] [--kernels TIME,TIME...] [--streams N] [--seed N] [--sync]\n"
+    "           [--burst TIME --think TIME] [--skip TIME --window TIME] [--wait]   work without end, to see what one gets\n"
     "  gpuprobe race --procs N --size SIZE --seconds N [--kill]   many processes allocate and free\n"
     "  gpuprobe paths                         which files the loader really opens\n"
     "  gpuprobe symbols [FILE] [--version N]  names (from a file or stdin) by dlsym and cuGetProcAddress\n"
@@ -55,7 +57,7 @@ bool take_flag(int *argc, char **argv, const char *name) {
 
 int main(int argc, char **argv) {
   static const struct { const char *name; int (*run)(int, char **); } commands[] = {
-      {"info", probe_info}, {"alloc", probe_alloc}, {"fill", probe_fill},       {"launch", probe_launch},
+      {"info", probe_info}, {"alloc", probe_alloc}, {"fill", probe_fill},       {"launch", probe_launch}, {"load", probe_load},
       {"race", probe_race}, {"paths", probe_paths}, {"symbols", probe_symbols}, {"serve", probe_serve},
   };
   if (argc < 2) {

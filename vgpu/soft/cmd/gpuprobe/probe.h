@@ -22,7 +22,7 @@ enum { PROBE_OK = 0, PROBE_REFUSED = 1, PROBE_USAGE = 2 };
 
 /* Entry points that the probe calls; NULL where the library lacks one. */
 #define PROBE_CUDA(F)                                                                                                                      \
-  F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuDeviceGet) F(cuDeviceGetCount) F(cuDeviceGetName) F(cuDeviceGetUuid)               \
+  F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuDeviceGet) F(cuDeviceGetCount) F(cuDeviceGetName) F(cuDeviceGetUuid) F(cuDeviceGetAttribute) \
   F(cuDeviceTotalMem_v2) F(cuDeviceGetPCIBusId) F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease_v2) F(cuCtxSetCurrent)             \
   F(cuCtxSynchronize) F(cuMemGetInfo_v2) F(cuMemAlloc_v2) F(cuMemAlloc) F(cuMemAllocPitch_v2) F(cuMemAllocManaged) F(cuMemFree_v2)         \
   F(cuArray3DCreate_v2) F(cuArrayDestroy)                                                                                                  \
@@ -87,6 +87,7 @@ int probe_info(int argc, char **argv);
 int probe_alloc(int argc, char **argv);
 int probe_fill(int argc, char **argv);
 int probe_launch(int argc, char **argv);
+int probe_load(int argc, char **argv);
 int probe_race(int argc, char **argv);
 int probe_paths(int argc, char **argv);
 int probe_symbols(int argc, char **argv);

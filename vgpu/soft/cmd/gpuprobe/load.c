@@ -1,0 +1,184 @@
+/*
+ * load.c - a program that wants the card all the time, or in bursts, to see how much of it it gets.
+ *
+ * On a software GPU all times are of its clock, so that with a virtual one the figures are the same each time; on a card
+ * they are the machine's. Durations are drawn within 30 % of their mean, the same for the same seed.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../units.h"
+#include "probe.h"
+
+enum { MOST_KERNELS = 8, MOST_STREAMS = 16, MOST_WINDOWS = 64 };
+
+typedef struct {
+  unsigned int blocks;
+  uint64_t length_ns, kernels[MOST_KERNELS], streams, seed, burst_ns, think_ns, skip_ns, window_ns;
+  unsigned int kernel_count;
+  bool sync_each;
+} plan;
+
+/* What was done between two moments. */
+typedef struct { uint64_t thought_ns, launched_ns; } window;
+
+static uint64_t (*soft_clock_ns)(void);
+static int (*soft_sleep_until_ns)(uint64_t);
+static int (*soft_clock_leave)(void);
+
+/* The software GPU's clock, behind carve's front too. */
+static void find_clock(void) {
+  void *driver = dlopen("/usr/lib/carve/driver/libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (!driver) driver = cuda.handle;
+  *(void **)&soft_clock_ns = dlsym(driver, "softgpu_clock_ns");
+  *(void **)&soft_sleep_until_ns = dlsym(driver, "softgpu_sleep_until_ns");
+  *(void **)&soft_clock_leave = dlsym(driver, "softgpu_clock_leave");
+}
+
+static uint64_t now_ns(void) { return soft_clock_ns ? soft_clock_ns() : wall_ns(); }
+
+static void sleep_until(uint64_t until) {
+  uint64_t now = now_ns();
+  if (until <= now) return;
+  if (soft_sleep_until_ns) soft_sleep_until_ns(until);
+  else nap_ns(until - now);
+}
+
+/* xorshift64*: the same on every machine. */
+static double chance(uint64_t *state) {
+  *state ^= *state >> 12;
+  *state ^= *state << 25;
+  *state ^= *state >> 27;
+  return (double)((*state * 0x2545f4914f6cdd1dull) >> 11) / 9007199254740992.0;
+}
+
+static uint64_t drawn(uint64_t mean, double spread, uint64_t *state) {
+  return (uint64_t)((double)mean * (1 - spread + 2 * spread * chance(state))) + 1;
+}
+
+static bool kernels_of(const char *text, plan *p) {
+  char copy[256], *rest = copy, *word;
+  if (strlen(text) >= sizeof copy) return false;
+  strcpy(copy, text);
+  p->kernel_count = 0;
+  while ((word = strsep(&rest, ",")))
+    if (p->kernel_count == MOST_KERNELS || !units_nanoseconds(word, &p->kernels[p->kernel_count++]) || !p->kernels[p->kernel_count - 1]) return false;
+  return true;
+}
+
+static void thought(window *windows, const plan *p, uint64_t began, uint64_t from, uint64_t to) {
+  for (unsigned int i = 0; p->window_ns && i < MOST_WINDOWS; i++) {
+    uint64_t low = began + p->skip_ns + i * p->window_ns, high = low + p->window_ns;
+    uint64_t a = from > low ? from : low, b = to < high ? to : high;
+    if (b > a) windows[i].thought_ns += b - a;
+  }
+}
+
+/* Blocks of 1024 threads that fill the card: kernels of other streams wait. */
+static unsigned int card_width(int device) {
+  int processors = 0, threads = 0;
+  if (!cuda.cuDeviceGetAttribute || cuda.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
+      cuda.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) != CUDA_SUCCESS || processors < 1 || threads < 1024)
+    return 1;
+  return (unsigned int)(processors * (threads / 1024));
+}
+
+static CUresult work(const plan *p, CUfunction *functions, const uint64_t *iterations, CUstream *streams, uint64_t began, window *windows, window *all) {
+  CUdeviceptr none = 0;
+  uint64_t random = p->seed * 0x9e3779b97f4a7c15ull + 1, now, launches = 0;
+  int64_t burst = p->burst_ns ? (int64_t)drawn(p->burst_ns, 0.5, &random) : 0;
+  CUresult result = CUDA_SUCCESS;
+  while (result == CUDA_SUCCESS && (now = now_ns()) < began + p->length_ns) {
+    unsigned int k = (unsigned int)(chance(&random) * p->kernel_count);
+    double factor = 0.7 + 0.6 * chance(&random);
+    uint64_t ns = (uint64_t)((double)p->kernels[k] * factor) + 1, count = (uint64_t)((double)iterations[k] * factor) + 1;
+    void *parameters[] = {&count, &none};
+    result = cuda.cuLaunchKernel(functions[k], p->blocks, 1, 1, 1024, 1, 1, 0, streams[launches++ % p->streams], parameters, NULL);
+    if (result != CUDA_SUCCESS) break;
+    all->launched_ns += ns;
+    if (p->sync_each) result = cuda.cuCtxSynchronize();
+    if (!p->burst_ns || (burst -= (int64_t)ns) > 0) continue;
+    if (result == CUDA_SUCCESS) result = cuda.cuCtxSynchronize();
+    uint64_t from = now_ns(), until = from + drawn(p->think_ns, 0.5, &random);
+    sleep_until(until < began + p->length_ns ? until : began + p->length_ns);
+    until = now_ns();
+    thought(windows, p, began, from, until);
+    all->thought_ns += until - from;
+    burst = (int64_t)drawn(p->burst_ns, 0.5, &random);
+  }
+  return result;
+}
+
+int probe_load(int argc, char **argv) {
+  plan p = {.length_ns = 10000000000ull, .kernels = {1000000}, .kernel_count = 1, .streams = 1, .seed = 1};
+  uint64_t device = 0, iterations[MOST_KERNELS];
+  CUfunction functions[MOST_KERNELS];
+  CUstream streams[MOST_STREAMS];
+  static window windows[MOST_WINDOWS], all;
+  const char *option;
+  bool wait = take_flag(&argc, argv, "--wait");
+
+  p.sync_each = take_flag(&argc, argv, "--sync");
+  if ((option = take_option(&argc, argv, "--for")) && (!units_nanoseconds(option, &p.length_ns) || !p.length_ns)) return usage("--for can't be %s", option);
+  if ((option = take_option(&argc, argv, "--kernels")) && !kernels_of(option, &p)) return usage("--kernels can't be %s: up to %d times with commas between", option, MOST_KERNELS);
+  if ((option = take_option(&argc, argv, "--streams")) && (!units_number(option, &p.streams) || !p.streams || p.streams > MOST_STREAMS))
+    return usage("--streams can't be %s", option);
+  if ((option = take_option(&argc, argv, "--seed")) && !units_number(option, &p.seed)) return usage("--seed can't be %s", option);
+  if ((option = take_option(&argc, argv, "--burst")) && !units_nanoseconds(option, &p.burst_ns)) return usage("--burst can't be %s", option);
+  if ((option = take_option(&argc, argv, "--think")) && !units_nanoseconds(option, &p.think_ns)) return usage("--think can't be %s", option);
+  if ((option = take_option(&argc, argv, "--skip")) && !units_nanoseconds(option, &p.skip_ns)) return usage("--skip can't be %s", option);
+  if ((option = take_option(&argc, argv, "--window")) && !units_nanoseconds(option, &p.window_ns)) return usage("--window can't be %s", option);
+  if ((option = take_option(&argc, argv, "--device")) && (!units_number(option, &device) || device > 64)) return usage("--device can't be %s", option);
+  if (argc) return usage("load takes no %s", argv[0]);
+  if (!p.burst_ns != !p.think_ns) return usage("--burst and --think belong together");
+
+  int code = open_device((int)device);
+  if (code == PROBE_OK) {
+    find_clock();
+    p.blocks = card_width((int)device);
+  }
+  for (unsigned int k = 0; k < p.kernel_count && code == PROBE_OK; k++) {
+    /* A module for each, so that each is a function of its own. */
+    code = spin_function(&functions[k]);
+    iterations[k] = p.kernels[k];
+    /* A software GPU needs no calibration, and with a virtual clock there may be nobody to let the time pass. */
+    if (code == PROBE_OK && !soft_clock_ns) code = spin_iterations(functions[k], p.kernels[k], &iterations[k]);
+  }
+  if (code != PROBE_OK) return code;
+  CUresult result = CUDA_SUCCESS;
+  for (uint64_t i = 0; i < p.streams && result == CUDA_SUCCESS; i++) result = cuda.cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) return refused("load", result);
+
+  line("ready");
+  field_number("pid", (uint64_t)getpid());
+  line_end();
+  if (wait) {
+    /* "AT" on stdin: the clock's time at which to begin. */
+    char text[64];
+    if (!fgets(text, sizeof text, stdin)) return PROBE_OK;
+    sleep_until(strtoull(text, NULL, 10));
+  }
+  uint64_t began = now_ns();
+  result = work(&p, functions, iterations, streams, began, windows, &all);
+  uint64_t took = now_ns() - began;
+  if (result == CUDA_SUCCESS) result = cuda.cuCtxSynchronize();
+  if (soft_clock_leave) soft_clock_leave(); /* what it waits for from here on isn't time */
+  for (unsigned int i = 0; i < MOST_WINDOWS && p.window_ns && p.skip_ns + (i + 1) * p.window_ns <= p.length_ns; i++) {
+    line("window");
+    field_number("number", i);
+    field_number("thoughtNanoseconds", windows[i].thought_ns);
+    line_end();
+  }
+  line("load");
+  field_result(result);
+  field_number("tookNanoseconds", took);
+  field_number("workNanoseconds", all.launched_ns);
+  field_number("thoughtNanoseconds", all.thought_ns);
+  field_real("percent", took ? 100.0 * (double)all.launched_ns / (double)took : 0);
+  line_end();
+  return result == CUDA_SUCCESS ? PROBE_OK : PROBE_REFUSED;
+}
