@@ -11,6 +11,12 @@ const (
 	demandLasts = int64(200 * time.Millisecond)
 	// borrowLasts is how long a borrow bit stands unless it is renewed.
 	borrowLasts = int64(10 * time.Millisecond)
+	// highLasts is how long a tenant of high priority keeps those of low priority
+	// waiting after its last sign of work, lowTurn what they get in each lowEvery
+	// however busy it is, so that nothing of theirs fails for waiting too long.
+	highLasts = int64(5 * time.Millisecond)
+	lowTurn   = int64(10 * time.Millisecond)
+	lowEvery  = int64(200 * time.Millisecond)
 )
 
 // Counters are what one process publishes about itself on one card, read at one
@@ -100,6 +106,9 @@ type Tenant struct {
 	SharePPM uint32
 	// Elastic shares are a guarantee and may borrow; others are a cap.
 	Elastic bool
+	// Low priority launches nothing while a tenant of high priority has work, but for
+	// a twentieth of the time.
+	Low bool
 	// Processes are those that ever used the card and live.
 	Processes []*Process
 
@@ -124,6 +133,8 @@ type Card struct {
 	most    int
 	mostAt  int64
 	turn    turns
+	highAt  int64 // when one of high priority had work last
+	lowAt   int64 // when those of low priority had their turn last
 }
 
 // NewCard has no tenants yet; the caller adds them to Tenants, and takes them off.
@@ -161,10 +172,43 @@ func (c *Card) Tick(now int64) (again bool) {
 		c.divide(t, now, demanded)
 	}
 	if c.config.Mode == Credit {
+		c.prefer(now)
 		c.lend(now)
 		return false
 	}
 	return c.giveTurns(now)
+}
+
+// prefer shuts the gates of tenants of low priority while one of high priority has
+// work.
+func (c *Card) prefer(now int64) {
+	low := false
+	for _, t := range c.Tenants {
+		low = low || t.Low
+		for _, p := range t.Processes {
+			if !t.Low && (p.busy || p.Now.Waiting) {
+				c.highAt = now
+			}
+		}
+	}
+	if !low || c.highAt == 0 || now-c.highAt > highLasts {
+		c.lowAt = now
+		return
+	}
+	if now-c.lowAt < lowTurn {
+		return
+	}
+	if now-c.lowAt >= lowEvery {
+		c.lowAt = now
+		return
+	}
+	for _, t := range c.Tenants {
+		for _, p := range t.Processes {
+			if t.Low {
+				p.Terms.Gate = Shut
+			}
+		}
+	}
 }
 
 // look counts who has work on the card and moves the pace.
@@ -225,14 +269,25 @@ func (p *Process) credit(now int64) int64 {
 	return p.Now.Credit + passed*int64(p.Terms.SharePPM)/1_000_000
 }
 
-// hungry says that the tenant has work and isn't getting its share.
+// hungry says that the tenant has work and isn't getting its share. One that waits
+// for others by its priority holds nobody off.
 func (t *Tenant) hungry(now int64) bool {
 	for _, p := range t.Processes {
-		if (p.busy || p.Now.Waiting) && p.credit(now) > 0 {
+		if (p.busy || p.Now.Waiting) && p.Terms.Gate != Shut && p.credit(now) > 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// shut says that the tenant may launch nothing.
+func (t *Tenant) shut() bool {
+	for _, p := range t.Processes {
+		if p.Terms.Gate != Shut {
+			return false
+		}
+	}
+	return true
 }
 
 // lend gives a borrow bit to one elastic tenant that has used its share up, while
@@ -244,7 +299,7 @@ func (c *Card) lend(now int64) {
 		switch {
 		case t.hungry(now):
 			hungry++
-		case t.Elastic && t.demanding(now):
+		case t.Elastic && t.demanding(now) && !t.shut():
 			if next == nil || t.borrowedAt < next.borrowedAt {
 				next = t
 			}

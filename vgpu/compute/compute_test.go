@@ -236,3 +236,65 @@ func FuzzCounters(f *testing.F) {
 		}
 	})
 }
+
+// Who is of low priority waits while one of high priority has work, but not for ever,
+// and keeps nobody from borrowing.
+func TestPriorities(t *testing.T) {
+	c := NewCard(Config{})
+	high, ph := one(300_000, true)
+	low, pl := one(600_000, false)
+	low.Low = true
+	c.Tenants = []*Tenant{high, low}
+	now, open, waited, longest, borrowed := int64(0), 0, int64(0), int64(0), 0
+	run := func(span int64, busy bool) {
+		open, borrowed, waited, longest = 0, 0, 0, 0
+		for end := now + span; now < end; now += 2 * ms {
+			ph.Now = Counters{Waiting: busy, Credit: -ms, CreditAt: now}
+			pl.Now = Counters{Waiting: true, Credit: 5 * ms, CreditAt: now}
+			c.Tick(now)
+			if pl.Terms.Gate == ByCredit {
+				open++
+				waited = 0
+			} else if waited += 2 * ms; waited > longest {
+				longest = waited
+			}
+			if ph.Terms.Borrow {
+				borrowed++
+			}
+		}
+	}
+	now = ms
+	run(2000*ms, true)
+	if open > 1000/15 || open < 1000/25 || longest > 200*ms {
+		t.Errorf("beside a busy one it may launch in %d of 1000 looks, and waits for up to %d ms", open, longest/ms)
+	}
+	if borrowed < 800 {
+		t.Errorf("what it doesn't use is lent in %d of 1000 looks", borrowed)
+	}
+	run(20*ms, false)
+	if open < 6 {
+		t.Errorf("with the other idle it may launch in %d of 10 looks", open)
+	}
+	run(20*ms, true)
+	if longest == 0 && open > 6 {
+		t.Error("it doesn't make way")
+	}
+}
+
+func TestTruthThatIsMissing(t *testing.T) {
+	c := NewCard(Config{})
+	tenant, p := one(300_000, false)
+	c.Tenants = []*Tenant{tenant}
+	c.Truth(p, 1, 0)
+	p.Now.Charged = 100 * ms
+	p.Unsettled()
+	c.Truth(p, 2, 10*ms)
+	if p.Terms.Correction != 0 {
+		t.Errorf("corrected by %d for a time of which nothing is known", p.Terms.Correction)
+	}
+	p.Now.Charged += 50 * ms
+	c.Truth(p, 3, 40*ms)
+	if got, want := p.Terms.Correction, 14*ms; got != want {
+		t.Errorf("then by %d, want %d", got, want)
+	}
+}

@@ -39,6 +39,10 @@ func (c *Card) Truth(p *Process, now, used int64) {
 	p.turn.have += settled
 }
 
+// Unsettled takes what a process paid since its last truth for right: the driver's word
+// on that time is missing. The next truth is compared with this moment.
+func (p *Process) Unsettled() { p.ledger.known = false }
+
 // progress is what a process will have to pay for what ran already: it publishes
 // since when its unpaid work can have run, and nobody in it may be there to look.
 func (c *Card) progress(p *Process, now int64) int64 {

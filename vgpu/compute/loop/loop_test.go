@@ -1,0 +1,534 @@
+package loop_test
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/carve-gpu/carve/vgpu/compute"
+	"github.com/carve-gpu/carve/vgpu/compute/loop"
+	"github.com/carve-gpu/carve/vgpu/compute/sim"
+	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/gpu/nvml"
+	"github.com/carve-gpu/carve/vgpu/gpu/softclock"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+var (
+	seedCount = flag.Int("seeds", 1, "seeds for each of 2, 4 and 8 tenants")
+	firstSeed = flag.Uint64("seed", 0, "add to each seed")
+	wantLines = flag.Bool("lines", false, "print what a bench prints, a line for each figure")
+)
+
+const (
+	libDir  = "../../lib"
+	softDir = "../../soft"
+)
+
+// soft is a software GPU with a virtual clock. A process loads one driver, so all
+// tests share it; its clock only ever goes on.
+var soft struct {
+	root, card string
+	clock      *softclock.Clock
+	door       *nvml.Driver
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	dir, err := os.MkdirTemp("", "carve-loop-test-")
+	if err == nil {
+		soft.root = filepath.Join(dir, "root")
+		err = startSoft()
+	}
+	code := 1
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		code = m.Run()
+	}
+	exec.Command(filepath.Join(softDir, "build/softgpu"), "destroy", soft.root).Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func startSoft() error {
+	for _, command := range [][]string{
+		{"make", "-s", "-C", softDir}, {"make", "-s", "-C", libDir},
+		{filepath.Join(softDir, "build/softgpu"), "init", soft.root, "--card", "a100-80", "--seed", "1", "--clock", "virtual"},
+	} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w\n%s", command, err, out)
+		}
+	}
+	root := gpu.Root{Path: soft.root}
+	files, err := root.DriverFiles()
+	if err != nil {
+		return err
+	}
+	library, _ := files.Library(gpu.LibraryCUDA)
+	if soft.clock, err = softclock.Open(library.Source); err != nil {
+		return err
+	}
+	if soft.door, err = nvml.Open(root, slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	inventory, err := soft.door.Inventory()
+	if err == nil {
+		soft.card = inventory.Cards[0].UUID
+	}
+	return err
+}
+
+// tenant is a real program in a container's place, with a share of the card.
+type tenant struct {
+	member sim.Member
+	share  loop.Share
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	lines  *bufio.Scanner
+	pid    int
+}
+
+// line is one of gpuprobe's.
+type line struct {
+	Step               string
+	PID                int
+	Number             int
+	ThoughtNanoseconds int64
+	OK                 bool
+	ErrorName          string
+}
+
+func (p *tenant) read(t *testing.T, step string) line {
+	t.Helper()
+	var l line
+	if !p.lines.Scan() {
+		t.Fatalf("%s: the program said nothing any more", p.share.UID)
+	}
+	if err := json.Unmarshal(p.lines.Bytes(), &l); err != nil || l.Step != step {
+		t.Fatalf("%s: %s (%v), want %s", p.share.UID, p.lines.Text(), err, step)
+	}
+	return l
+}
+
+// plan is when a run is looked at, in the time of its programs.
+type plan struct {
+	from, window time.Duration
+	windows      int
+}
+
+func (p plan) length() time.Duration { return p.from + time.Duration(p.windows)*p.window }
+
+func start(t *testing.T, i int, m sim.Member, seed uint64, p plan) *tenant {
+	t.Helper()
+	dir := t.TempDir()
+	limits, usage := filepath.Join(dir, "limits"), filepath.Join(dir, "usage")
+	uuid, err := region.ParseUUID(soft.card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = region.CreateLimits(limits, region.Limits{SelfVisible: true, Cards: []region.Card{{
+		UUID: uuid, LimitBytes: 4 << 30, ComputePPM: m.SharePPM, ComputeFixed: !m.Elastic,
+	}}})
+	if err == nil {
+		err = region.CreateUsage(usage)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kernels []string
+	for _, ns := range m.Program.Means {
+		kernels = append(kernels, fmt.Sprintf("%dns", ns))
+	}
+	args := fmt.Sprintf("load --wait --for %dns --skip %dns --window %dns --kernels %s --streams %d --seed %d",
+		p.length(), p.from, p.window, strings.Join(kernels, ","), max(m.Program.Streams, 1), seed*100+uint64(i)+1)
+	if m.Program.BurstWork > 0 {
+		args += fmt.Sprintf(" --burst %dns --think %dns", m.Program.BurstWork, m.Program.ThinkTime)
+	}
+	probe, err := filepath.Abs(filepath.Join(softDir, "build/gpuprobe"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf(`: > /usr/lib/carve/limits; : > /usr/lib/carve/usage
+mount --bind %s /usr/lib/carve/limits && mount -o remount,bind,ro /usr/lib/carve/limits && mount --bind %s /usr/lib/carve/usage
+exec %s %s`, limits, usage, probe, args)
+	cmd := exec.Command(filepath.Join(libDir, "test/inside.sh"), filepath.Join(libDir, "build/libcarve-cuda.so"), filepath.Join(libDir, "build/libcarve-nvml.so"),
+		"soft:"+soft.root, "-", "sh", "-c", script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	key := loop.Key{UID: fmt.Sprintf("pod-%d", i), Container: "app"}
+	one := &tenant{
+		member: m, cmd: cmd, in: in, lines: bufio.NewScanner(out),
+		share: loop.Share{Key: key, Limits: limits, Usage: usage, Cards: []loop.CardShare{{UUID: soft.card, SharePPM: m.SharePPM, Elastic: m.Elastic}}},
+	}
+	t.Cleanup(func() { in.Close(); cmd.Process.Kill(); cmd.Wait() })
+	one.pid = one.read(t, "ready").PID
+	return one
+}
+
+// stopClock is the software GPU's clock. At certain times something happens before
+// anything else does.
+type stopClock struct {
+	*softclock.Clock
+	stops []stop
+}
+
+type stop struct {
+	at int64
+	do func()
+}
+
+func (c *stopClock) Sleep(ctx context.Context, until int64) {
+	for len(c.stops) > 0 && c.stops[0].at <= until && ctx.Err() == nil {
+		next := c.stops[0]
+		c.SleepUntil(next.at)
+		c.stops = c.stops[1:]
+		next.do()
+	}
+	if ctx.Err() == nil {
+		c.SleepUntil(until)
+	}
+}
+
+// scene is how a run differs from the plain one.
+type scene struct {
+	plan
+	mode compute.Mode
+	// blind: the driver doesn't say what processes use.
+	blind bool
+	// away are times at which the loop ends, each followed by how long it is away.
+	away []time.Duration
+	// events happen at times after the beginning.
+	events map[time.Duration]func(tenants []*tenant)
+	low    map[int]bool // tenants of low priority
+	gone   map[int]bool // tenants that are ended by an event
+}
+
+type blindDriver struct{}
+
+func (blindDriver) Utilization(string, uint64) (gpu.Utilization, error) {
+	return gpu.Utilization{}, gpu.ErrNotSupported
+}
+
+// run lets real programs contend for the card, each under the library, with the loop
+// dividing it.
+func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
+	t.Helper()
+	p := sc.plan
+	var tenants []*tenant
+	var shares []loop.Share
+	keys := map[int]loop.Key{}
+	for i, m := range members {
+		one := start(t, i, m, seed, p)
+		one.share.Cards[0].Low = sc.low[i]
+		tenants = append(tenants, one)
+		shares = append(shares, one.share)
+		keys[one.pid] = one.share.Key
+	}
+	begin := soft.clock.Now() + int64(100*time.Millisecond)
+	for i, one := range tenants {
+		fmt.Fprintln(one.in, begin+members[i].Program.IdleUntil)
+	}
+	busy := make([][]int64, len(tenants))
+	measure := func() {
+		for i, one := range tenants {
+			ns, err := soft.clock.Busy(0, one.pid)
+			if err != nil && !sc.gone[i] {
+				t.Errorf("%s: %v", one.share.UID, err)
+			}
+			busy[i] = append(busy[i], ns)
+		}
+	}
+	clock := &stopClock{Clock: soft.clock}
+	add := func(at time.Duration, do func()) { clock.stops = append(clock.stops, stop{begin + int64(at), do}) }
+	for n := range p.windows + 1 {
+		add(p.from+time.Duration(n)*p.window, measure)
+	}
+	for at, do := range sc.events {
+		add(at, func() { do(tenants) })
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	for i := 0; i+1 < len(sc.away); i += 2 {
+		add(sc.away[i], func() { cancel() })
+	}
+	slices.SortStableFunc(clock.stops, func(a, b stop) int { return cmp.Compare(a.at, b.at) })
+	last := begin + int64(p.length())
+	for i := 0; ; i += 2 {
+		if i+1 >= len(sc.away) {
+			// Behind all that is to happen; the sleep that gets there ends the run.
+			clock.stops = append(clock.stops, stop{last, func() { cancel() }})
+		}
+		loop.New(loop.Config{
+			Clock: clock, Mode: sc.mode, Seed: seed, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+			Shares: func() []loop.Share { return shares },
+			Driver: func() loop.Driver {
+				if sc.blind {
+					return blindDriver{}
+				}
+				return soft.door
+			},
+			Process: func(pid int) (region.Process, loop.Key, bool) {
+				process, err := region.ReadProcess("/proc", pid)
+				key, known := keys[pid]
+				return process, key, known && err == nil
+			},
+		}).Run(ctx)
+		if i+1 >= len(sc.away) {
+			break
+		}
+		ctx, cancel = context.WithCancel(context.Background())
+		clock.Sleep(ctx, soft.clock.Now()+int64(sc.away[i+1]))
+	}
+	cancel()
+
+	// The programs end by themselves, in time that passes without us.
+	if err := soft.clock.Leave(); err != nil {
+		t.Fatal(err)
+	}
+	out := sim.Run{Windows: make([][]sim.Window, len(tenants))}
+	for i, one := range tenants {
+		for n := range p.windows {
+			w := sim.Window{Length: int64(p.window), Demanded: int64(p.window)}
+			if !sc.gone[i] {
+				w.Demanded -= one.read(t, "window").ThoughtNanoseconds
+			}
+			w.Busy = busy[i][n+1] - busy[i][n]
+			out.Windows[i] = append(out.Windows[i], w)
+		}
+		if sc.gone[i] {
+			continue
+		}
+		if l := one.read(t, "load"); !l.OK {
+			t.Errorf("%s: %s", one.share.UID, l.ErrorName)
+		}
+	}
+	for i, one := range tenants {
+		if err := one.cmd.Wait(); err != nil && !sc.gone[i] {
+			t.Errorf("%s: %v", one.share.UID, err)
+		}
+	}
+	if err := soft.clock.Join(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// tell prints what each got, and returns the largest error.
+func tell(t *testing.T, members []sim.Member, r sim.Run) (worst float64) {
+	t.Helper()
+	for i, windows := range r.Windows {
+		for n, w := range windows {
+			e := w.Error(members[i].SharePPM, members[i].Elastic)
+			worst = max(worst, math.Abs(e))
+			t.Logf("tenant %d, window %d: %.2f of %.2f points, working %.0f %% of the time: error %.2f; kernels of %v ns on %d streams",
+				i, n, 100*float64(w.Busy)/float64(w.Length), float64(members[i].SharePPM)/1e4, 100*float64(w.Demanded)/float64(w.Length), e, members[i].Program.Means, members[i].Program.Streams)
+		}
+	}
+	return worst
+}
+
+var fiveSeconds = plan{3 * time.Second, 5 * time.Second, 1}
+
+// two are tenants with shares of 30 and 60 %.
+func two(elastic bool) []sim.Member {
+	return []sim.Member{
+		{SharePPM: 300_000, Elastic: elastic, Program: sim.Program{Means: []int64{sim.Millisecond}, Streams: 1}},
+		{SharePPM: 600_000, Elastic: elastic, Program: sim.Program{Means: []int64{200 * sim.Microsecond, 5 * sim.Millisecond}, Streams: 1}},
+	}
+}
+
+func points(w sim.Window) float64 { return 100 * float64(w.Busy) / float64(w.Length) }
+
+func within(t *testing.T, members []sim.Member, r sim.Run) {
+	t.Helper()
+	if worst := tell(t, members, r); worst > sim.Goal {
+		t.Errorf("somebody was %.2f points off", worst)
+	}
+}
+
+func TestTwoRealPrograms(t *testing.T) {
+	for name, sc := range map[string]scene{
+		"by credit":                     {plan: fiveSeconds},
+		"by turns":                      {plan: fiveSeconds, mode: compute.Turns},
+		"without the driver's word":     {plan: fiveSeconds, blind: true},
+		"an agent that starts anew":     {plan: fiveSeconds, away: []time.Duration{3500 * time.Millisecond, 0, 4500 * time.Millisecond, 50 * time.Millisecond}},
+		"an agent that stays away long": {plan: fiveSeconds, away: []time.Duration{time.Second, 1500 * time.Millisecond}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			within(t, two(false), run(t, two(false), 1, sc))
+		})
+	}
+}
+
+// A share that may borrow has the card whole while it is alone, and no less than its
+// share once another comes.
+func TestElasticShares(t *testing.T) {
+	alone := two(true)[:1]
+	if r := run(t, alone, 1, scene{plan: plan{time.Second, time.Second, 2}}); points(r.Windows[0][0]) < 97 {
+		t.Errorf("alone it has %.1f points of the card", points(r.Windows[0][0]))
+	}
+	members := two(true)
+	members[1].Program.IdleUntil = 2 * sim.Second
+	r := run(t, members, 1, scene{plan: plan{3 * time.Second, time.Second, 2}})
+	for i, least := range []float64{30, 60} {
+		for n, w := range r.Windows[i] {
+			if got := points(w); got < least-sim.Goal {
+				t.Errorf("window %d: %.1f of %.0f points", n, got, least)
+			}
+		}
+	}
+}
+
+func TestLowPriorityWaits(t *testing.T) {
+	members := two(false)
+	r := run(t, members, 1, scene{plan: plan{time.Second, time.Second, 2}, low: map[int]bool{0: true}})
+	for n := range 2 {
+		if low, high := points(r.Windows[0][n]), points(r.Windows[1][n]); low > 8 || low < 1 || high < 58 {
+			t.Errorf("window %d: %.1f points beside one of high priority, which has %.1f of 60", n, low, high)
+		}
+	}
+	members[1].Program.IdleUntil = 10 * sim.Second
+	r = run(t, members, 1, scene{plan: plan{time.Second, time.Second, 1}, low: map[int]bool{0: true}})
+	if got := points(r.Windows[0][0]); got < 28 {
+		t.Errorf("alone on the card it has %.1f of 30 points", got)
+	}
+}
+
+// What one tenant does to itself or its files leaves the others what is theirs.
+func TestBadNeighbours(t *testing.T) {
+	scribble := func(b byte) func(tenants []*tenant) {
+		return func(tenants []*tenant) {
+			bytes := make([]byte, 256<<10)
+			for i := range bytes {
+				bytes[i] = b
+			}
+			f, err := os.OpenFile(tenants[1].share.Usage, os.O_WRONLY, 0)
+			if err == nil {
+				_, err = f.WriteAt(bytes, 0)
+				f.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for name, do := range map[string]func(tenants []*tenant){
+		"killed":      func(tenants []*tenant) { syscall.Kill(tenants[1].pid, syscall.SIGKILL) },
+		"file zeroed": scribble(0),
+		"file of 255": scribble(255),
+		"file short": func(tenants []*tenant) {
+			syscall.Kill(tenants[1].pid, syscall.SIGKILL) // it would be ended by its own access
+			if err := os.Truncate(tenants[1].share.Usage, 0); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			members := two(false)
+			r := run(t, members, 1, scene{
+				plan: plan{3 * time.Second, 2 * time.Second, 1}, gone: map[int]bool{1: true},
+				events: map[time.Duration]func([]*tenant){2 * time.Second: do, 5 * time.Second: func(tenants []*tenant) {
+					syscall.Kill(tenants[1].pid, syscall.SIGKILL)
+				}},
+			})
+			if got := points(r.Windows[0][0]); got < 30-sim.Goal || got > 30+sim.Goal {
+				t.Errorf("the neighbour has %.1f of 30 points", got)
+			}
+		})
+	}
+}
+
+// The instrument sees what is wrong: without an agent programs don't get their shares.
+func TestWithoutAnAgent(t *testing.T) {
+	members := two(false)
+	worst := tell(t, members, run(t, members, 1, scene{plan: fiveSeconds, away: []time.Duration{0, 8 * time.Second}}))
+	if worst < 5 {
+		t.Errorf("with nobody to divide the card the largest error is %.2f points", worst)
+	}
+}
+
+// contend runs the simulator's workloads with real programs, and what became of them
+// in the simulator beside it.
+func contend(t *testing.T, bursts bool, mode compute.Mode) sim.Outcome {
+	t.Helper()
+	design := sim.D5()
+	if mode == compute.Turns {
+		design = sim.D6()
+	}
+	var real, simulated sim.Outcome
+	for seed := uint64(1); seed <= uint64(*seedCount); seed++ {
+		for _, size := range []int{2, 4, 8} {
+			members := sim.Members(seed+*firstSeed, size, bursts)
+			p := plan{3 * time.Second, 5 * time.Second, 2}
+			began := time.Now()
+			r := run(t, members, seed, scene{plan: p, mode: mode})
+			before := real.Failed
+			real.Add(members, r)
+			simulated.Add(members, sim.Simulate(design, members, seed, int64(p.from), int64(p.window), p.windows, false))
+			if real.Failed > before || testing.Verbose() {
+				t.Logf("seed %d, %d tenants, took %v:", seed+*firstSeed, size, time.Since(began).Round(time.Millisecond))
+				tell(t, members, r)
+			}
+		}
+	}
+	real.Close()
+	simulated.Close()
+	for _, o := range []struct {
+		what string
+		sim.Outcome
+	}{{"real programs", real}, {"the simulator", simulated}} {
+		t.Logf("%s: over %.2f, under %.2f, mean %.3f points; %d of %d failed; %.1f %% delivered", o.what, o.Over, o.Under, o.Mean, o.Failed, o.Runs, 100*o.Delivered)
+	}
+	if real.Failed*100 > real.Runs {
+		t.Errorf("in %d of %d runs somebody was more than %v points off", real.Failed, real.Runs, sim.Goal)
+	}
+	if math.Abs(real.Mean-simulated.Mean) > 0.3 || math.Abs(real.Delivered-simulated.Delivered) > 0.02 {
+		t.Error("programs and simulator don't agree")
+	}
+	return real
+}
+
+func TestRealProgramsGetTheirShareUnderContention(t *testing.T) {
+	var worst, mean float64
+	failed, runs := 0, 0
+	for name, bursts := range map[string]bool{"always backlogged": false, "with bursts": true} {
+		t.Run(name, func(t *testing.T) {
+			o := contend(t, bursts, compute.Credit)
+			worst, mean = max(worst, o.Over, o.Under), mean+o.Mean/2
+			failed, runs = failed+o.Failed, runs+o.Runs
+		})
+	}
+	if *wantLines {
+		fmt.Printf("contended_error_max_points %.2f points\ncontended_error_mean_points %.2f points\ncontended_failed_percent %.2f %%\n",
+			worst, mean, 100*float64(failed)/float64(max(runs, 1)))
+	}
+}
+
+func TestRealProgramsTakeTurns(t *testing.T) {
+	contend(t, false, compute.Turns)
+}

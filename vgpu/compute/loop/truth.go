@@ -1,0 +1,154 @@
+package loop
+
+import (
+	"errors"
+	"time"
+
+	"github.com/carve-gpu/carve/vgpu/compute"
+	"github.com/carve-gpu/carve/vgpu/gpu"
+)
+
+const (
+	// usualPeriod is how often drivers sample what processes use; their documentation
+	// says a sixth of a second to a second.
+	usualPeriod = time.Second / 6
+	leastSample = 50 * time.Millisecond
+	mostSample  = 1500 * time.Millisecond
+	// askEvery is how often the driver is asked for a new sample. What it says late is
+	// compared with what was paid in the meantime, so it is asked often.
+	askEvery = 20 * time.Millisecond
+	// askWait is how long a look waits for the answer. A driver that takes longer
+	// answers a later look.
+	askWait = 2 * time.Millisecond
+	// faultEvery is how often a driver is asked that doesn't tell.
+	faultEvery = time.Second
+)
+
+// truth is what the driver said of one card.
+type truth struct {
+	answers chan answer // has room for one; nil while nobody asks
+	next    int64
+	at      uint64 // the end of the last period, of the driver's clock; 0: none seen
+	period  uint64 // the shortest seen, microseconds; 0: none
+	fault   string
+}
+
+type answer struct {
+	gpu.Utilization
+	err error
+}
+
+// settle asks the driver what processes really used, and settles their accounts.
+func (l *Loop) settle(c *card, now int64) {
+	t := &c.truth
+	if t.answers == nil {
+		driver := l.Driver()
+		if now < t.next || driver == nil || c.mode == compute.Drained {
+			return
+		}
+		t.answers = make(chan answer, 1)
+		go func(answers chan<- answer, since uint64) {
+			u, err := driver.Utilization(c.uuid, since)
+			answers <- answer{u, err}
+		}(t.answers, t.at)
+	}
+	timer := time.NewTimer(askWait)
+	defer timer.Stop()
+	select {
+	case a := <-t.answers:
+		t.answers, t.next = nil, now+int64(askEvery)
+		l.take(c, now, a)
+	case <-timer.C:
+	}
+}
+
+// take takes an answer in.
+func (l *Loop) take(c *card, now int64, a answer) {
+	t := &c.truth
+	switch {
+	case errors.Is(a.err, gpu.ErrNotSupported):
+		l.Log.Warn("the driver doesn't say how much of a card each process uses; its time is given in turns", "card", c.uuid)
+		c.drain()
+		return
+	case a.err != nil:
+		t.next = now + int64(faultEvery)
+		if t.fault != a.err.Error() {
+			t.fault = a.err.Error()
+			l.Log.Warn("the driver doesn't say how much of a card each process uses; shares are less exact until it does", "card", c.uuid, "error", a.err)
+		}
+		c.unsettled()
+		return
+	}
+	t.fault = ""
+	if a.At <= t.at {
+		return // nothing new, or nobody had work
+	}
+	period := a.At - t.at
+	first := t.at == 0
+	t.at = a.At
+	if first || period < uint64(leastSample/time.Microsecond) {
+		c.unsettled()
+		return
+	}
+	if t.period == 0 || period < t.period {
+		t.period = min(period, uint64(mostSample/time.Microsecond))
+		c.truthEvery = time.Duration(t.period) * time.Microsecond
+	}
+	if period > t.period+t.period/2 {
+		// Nobody had work for a while, and drivers differ in whether they count that in.
+		c.unsettled()
+		return
+	}
+	used := map[*process]int{}
+	for pid, percent := range a.Percent {
+		if p := l.find(c, pid); p != nil {
+			used[p] += percent
+		}
+	}
+	span := int64(period) * int64(time.Microsecond)
+	for _, m := range c.members {
+		for _, p := range m.byName {
+			idle := p.told && p.Now.Charged == p.charged && p.Now.Since == 0
+			p.charged, p.told = p.Now.Charged, true
+			p.used += compute.Used(used[p], span, idle)
+			c.division.Truth(&p.Process, now, p.used)
+		}
+	}
+}
+
+// find is the process on a card that the driver calls pid, nil if no share's
+// process is.
+func (l *Loop) find(c *card, pid int) *process {
+	host, key, ok := l.Process(pid)
+	if !ok {
+		return nil
+	}
+	for _, m := range c.members {
+		if m.seat.Key != key {
+			continue
+		}
+		for o, p := range m.byName {
+			if host.Owns(o.Slot()) {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
+// unsettled marks a time of which the driver says nothing.
+func (c *card) unsettled() {
+	for _, m := range c.members {
+		for _, p := range m.byName {
+			p.Unsettled()
+		}
+	}
+}
+
+// drain divides the card by turns from now on, without any truth.
+func (c *card) drain() {
+	c.mode = compute.Drained
+	tenants := c.division.Tenants
+	c.division = compute.NewCard(compute.Config{Mode: compute.Drained, NoTruth: true})
+	c.division.Tenants = tenants
+}
