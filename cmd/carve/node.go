@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,6 +40,7 @@ type nodeOptions struct {
 	slotsPerCard                  int
 	softwareGPU, keepUnadjusted   bool
 	pastExtender, pageNames       string
+	compute                       string
 	startedFile                   string
 	logLevel, logFormat           string
 	socket                        socketOptions
@@ -80,6 +82,9 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 			if _, err := pastExtender(o.pastExtender); err != nil {
 				return usagef(cmd, "%w", err)
 			}
+			if !slices.Contains(agent.ComputeModes, agent.ComputeMode(o.compute)) {
+				return usagef(cmd, "--compute %q: allowed are %s, %s, %s", o.compute, agent.ComputeShares, agent.ComputeTurns, agent.ComputeOff)
+			}
 			if err := checkPageNames(cmd, o.pageNames); err != nil {
 				return err
 			}
@@ -104,6 +109,7 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 	f.StringVar(&o.metricsAddr, "metrics-addr", ":9410", "address of metrics, health and the live page, HTTP; empty for none")
 	addPageNamesFlag(cmd, &o.pageNames, page.NamesAll)
 	f.IntVar(&o.slotsPerCard, "slots-per-card", api.SlotsPerCard, "how many containers may share a card, where the node's GPUNode doesn't say")
+	f.StringVar(&o.compute, "compute", string(agent.ComputeShares), "how the cards' compute is divided: shares; turns, which keeps guarantees of elastic shares more strictly and lets launches wait longer; off, nobody is limited")
 	f.BoolVar(&o.softwareGPU, "software-gpu", false, "the driver root is the software GPU's: a test instrument, no card is used")
 	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, instead of stopping them so that they start again")
 	f.StringVar(&o.pastExtender, "pods-past-extender", pastRefuse, "pods that carve's extender didn't place (a nodeName of their own, another scheduler): refuse, they get no card; or local, this node chooses the cards")
@@ -188,6 +194,7 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		SlotsPerCard:   o.slotsPerCard,
 		StopUnadjusted: !o.keepUnadjusted,
 		Layers:         []agent.Layer{dmem.New("/proc", filepath.Join("/", o.hostRoot, "sys/fs/cgroup"))},
+		Compute:        agent.ComputeMode(o.compute),
 		Place:          place,
 		Version:        buildVersion(),
 		Log:            log,

@@ -29,6 +29,9 @@ type Hardware interface {
 	Sample(uuid string) (gpu.Sample, error)
 	// Occupancy is Sample without the card's load.
 	Occupancy(uuid string) (gpu.Sample, error)
+	// Utilization is how much of a card's time each process had in the period after
+	// since, an earlier answer's At.
+	Utilization(uuid string, since uint64) (gpu.Utilization, error)
 }
 
 // Config is what an Agent is made of.
@@ -58,6 +61,8 @@ type Config struct {
 	StopUnadjusted bool
 	// Layers hold memory limits beside the library, strongest first.
 	Layers []Layer
+	// Compute is how the cards' compute is divided; empty for ComputeShares.
+	Compute ComputeMode
 	// Place chooses cards for pods that came past the extender; without it they
 	// get none. It must not call the agent.
 	Place   func(LocalPod) (api.Grant, error)
@@ -372,6 +377,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{"namespaces", a.watchNamespaces},
 		{"report", a.writeReports},
 		{"reclaim", a.reclaimLoop},
+		{"compute", a.divideCompute},
 		{"capacity", a.advertise},
 		{"device access", a.watchAccess},
 		{"link", a.tellLink},

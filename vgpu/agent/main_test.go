@@ -100,6 +100,10 @@ func (c *twoCards) Sample(uuid string) (gpu.Sample, error) {
 	return gpu.Sample{At: time.Now(), UsedBytes: 1 << 30, ReservedBytes: 512 << 20, Processes: c.processes}, nil
 }
 
+func (c *twoCards) Utilization(_ string, since uint64) (gpu.Utilization, error) {
+	return gpu.Utilization{At: since}, nil
+}
+
 func (c *twoCards) Occupancy(uuid string) (gpu.Sample, error) { return c.Sample(uuid) }
 
 // apiServer is the part of an API server that the agent uses, over HTTP: pods
