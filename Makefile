@@ -83,6 +83,7 @@ test-long: test race asan fuzz ## the same with larger counts, sanitizers and fu
 	go test -count=1 -timeout 60m ./api ./scheduler-extender/fit ./scheduler-extender/ledger -rapid.checks=$(CHECKS)
 	go test -count=1 -run NoFalseRefusal ./vgpu/agent -args -long
 	go test -count=1 -timeout 30m -v -run 'Share|Elastic|Truth' ./vgpu/compute/sim -seeds 20
+	go test -count=1 -timeout 30m ./vgpu/compute/loop -args -seeds 20 -seed 1000
 	vgpu/soft/build/test/corrupt 300
 	$(MAKE) --no-print-directory -C vgpu/lib oracle
 	$(MAKE) --no-print-directory -C vgpu/lib systems
@@ -149,8 +150,9 @@ demo-down: $(BIN)/demo ## end the demo and leave nothing of it
 bench: bench-vgpu bench-agent bench-extender bench-node ## all benches
 
 .PHONY: bench-vgpu
-bench-vgpu: ## what the front libraries add to a launch and to an allocation, and shares of compute in simulation
+bench-vgpu: ## what the front libraries add to a launch and to an allocation, and how exact shares of compute are
 	@$(MAKE) -s --no-print-directory -C vgpu/lib bench
+	@go test -count=1 -timeout 30m -run UnderContention ./vgpu/compute/loop -args -seeds 20 -seed 3000 -lines | grep _points\\\|_percent
 	@go run ./vgpu/compute/sim/cmd -part lines
 
 .PHONY: simulate

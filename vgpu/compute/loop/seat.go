@@ -25,11 +25,10 @@ type member struct {
 	tenant *compute.Tenant
 	byName map[region.Owner]*process
 	// Of the last look, index by index.
-	owners  []region.Owner
-	said    []region.ComputeUsage
-	known   []bool
-	fault   error
-	failing int
+	owners []region.Owner
+	said   []region.ComputeUsage
+	known  []bool
+	fault  error
 }
 
 // process is a process of a member.

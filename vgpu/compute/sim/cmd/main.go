@@ -65,9 +65,9 @@ func main() {
 	}
 	if *part == "lines" {
 		fixed, bursts := sim.Contend(sim.D5(), seeds, false), sim.Contend(sim.D5(), seeds, true)
-		fmt.Printf("contended_error_max_points %.2f points\n", max(fixed.Over, fixed.Under, bursts.Over, bursts.Under))
-		fmt.Printf("contended_error_mean_points %.2f points\n", (fixed.Mean+bursts.Mean)/2)
-		fmt.Printf("contended_failed_percent %.2f %%\n", 100*float64(fixed.Failed+bursts.Failed)/float64(fixed.Runs+bursts.Runs))
+		fmt.Printf("simulated_error_max_points %.2f points\n", max(fixed.Over, fixed.Under, bursts.Over, bursts.Under))
+		fmt.Printf("simulated_error_mean_points %.2f points\n", (fixed.Mean+bursts.Mean)/2)
+		fmt.Printf("simulated_failed_percent %.2f %%\n", 100*float64(fixed.Failed+bursts.Failed)/float64(fixed.Runs+bursts.Runs))
 		var worst int64
 		for _, size := range []int{2, 4, 8} {
 			worst = max(worst, sim.Percentile(sim.Returns(sim.D5(), seeds, size, 3*sim.Millisecond), 95))
