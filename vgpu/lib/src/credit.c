@@ -99,7 +99,7 @@ static void issue(struct carve_credit *credit, struct carve_cost *cost, uint64_t
     *ticket = (struct carve_ticket){.launches = cost->open + 1, .estimate_ns = est, .committed_ns = cost->open_ns + est};
     /* Launches that no ticket stands for, of functions that aren't launched any more, would stay unpaid. */
     bool sweep = credit->outstanding == 0 && credit->tail_ns - cost->open_ns > CARVE_CREDIT_TAIL_NS;
-    ticket->sampled = sweep || cost->samples < CARVE_COST_KNOWN || est > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY;
+    ticket->sampled = sweep || cost->samples < CARVE_COST_KNOWN || est > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY || cost->open_ns + est > CARVE_COST_OPEN_NS;
     if (!ticket->sampled) {
         cost->open++;
         cost->open_ns += est;

@@ -22,11 +22,12 @@
 
 enum {
     CARVE_COST_KNOWN = 4,     /* samples after which an estimate is a moving average */
-    CARVE_COST_EVERY = 8,     /* of short launches one in so many is looked at */
+    CARVE_COST_EVERY = 64,    /* of short launches at least one in so many is looked at */
 };
 
 #define CARVE_COST_UNSEEN_NS 4000000ll      /* of a function that never ran: a low guess would let hundreds of long ones queue */
 #define CARVE_COST_SHORT_NS 100000ll        /* up to here launches are sampled only */
+#define CARVE_COST_OPEN_NS 200000ll         /* and so much of a function's work, by its estimate, may go by unseen */
 #define CARVE_CREDIT_MOST_NS 300000000ll    /* saved up while there is work that waits */
 #define CARVE_CREDIT_IDLE_NS 20000000ll     /* saved up without any */
 #define CARVE_CREDIT_BORROW_NS 20000000ll   /* debt that borrowing leaves at most */
@@ -111,6 +112,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
 static inline bool carve_credit_quick(struct carve_credit *credit, struct carve_cost *cost, int64_t correction, int64_t ahead_ns) {
     int64_t committed = credit->committed_ns + cost->estimate_ns;
     if (cost->samples < CARVE_COST_KNOWN || cost->estimate_ns > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY ||
+        cost->open_ns + cost->estimate_ns > CARVE_COST_OPEN_NS ||
         cost->sweep != credit->sweep || credit->tail_ns == 0 || credit->tail_ns > CARVE_CREDIT_TAIL_NS || committed > credit->credit_ns ||
         committed > ahead_ns || credit->correction != correction || !credit->demanding || credit->waiting) {
         return false;

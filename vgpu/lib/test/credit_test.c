@@ -128,15 +128,21 @@ static void test_price(void) {
     carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now + 2 * MS, now + 10 * MS, &pace, now + 10 * MS);
     check(credit.charged_ns == 5 * MS && credit.committed_ns == 0, "time that was charged once isn't charged again");
 
-    /* Short launches side by side: eight of 80 µs on four streams took 160 µs. */
+    /* Short launches side by side: eleven of 20 µs on eight streams took 40 µs. */
+    enum { OPEN = CARVE_COST_OPEN_NS / 20000 };
     fresh();
-    learn(&cost, 80000);
-    for (int n = 0; n < CARVE_COST_EVERY; n++) {
-        check(carve_credit_ask(&credit, &cost, &half, now, &ticket, &until) == CARVE_GO && ticket.sampled == (n == CARVE_COST_EVERY - 1), "launch %d of 8", n);
+    learn(&cost, 20000);
+    for (int n = 0; n <= OPEN; n++) {
+        check(carve_credit_ask(&credit, &cost, &half, now, &ticket, &until) == CARVE_GO && ticket.sampled == (n == OPEN), "launch %d of %d", n + 1, OPEN + 1);
     }
-    check(ticket.launches == CARVE_COST_EVERY && credit.outstanding == 1, "the eighth stands for all");
-    carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now + 80000, now + 160000, &pace, now + 160000);
-    check(credit.charged_ns == 160000 && credit.committed_ns == 0, "all of them are charged, but not more than has passed");
+    check(ticket.launches == OPEN + 1 && credit.outstanding == 1, "the one behind 200 µs of work stands for all");
+    carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now + 20000, now + 40000, &pace, now + 40000);
+    check(credit.charged_ns == 40000 && credit.committed_ns == 0, "all of them are charged, but not more than has passed");
+    fresh();
+    learn(&cost, 10);
+    for (int n = 0; n < CARVE_COST_EVERY; n++) {
+        check(carve_credit_ask(&credit, &cost, &half, now, &ticket, &until) == CARVE_GO && ticket.sampled == (n == CARVE_COST_EVERY - 1), "tiny launch %d", n + 1);
+    }
 }
 
 /* Whatever the order of launches, refusals and completions, when all is done nothing is committed but tails. */
