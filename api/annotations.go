@@ -42,6 +42,8 @@ var annotations = []string{
 	AnnotationComputePriority,
 	AnnotationGrant,
 	AnnotationIsolation,
+	AnnotationManagedMemory,
+	AnnotationOversell,
 	AnnotationResize,
 	AnnotationResizeResult,
 	AnnotationWake,
@@ -147,6 +149,14 @@ func (r Request) Warnings() []string {
 		if c.MemMiB > 0 && c.MemMiB < contextMiB {
 			out = append(out, fmt.Sprintf("container %s: %s: %d MiB may not hold the context of one process, which takes 100 to 620 MiB depending on the card; write 8000 or 8Gi for 8 GB", c.Name, ResourceMemory, c.MemMiB))
 		}
+	}
+	if r.WholeOnly() || r.Isolation == ModeExclusive {
+		for key, said := range map[string]bool{AnnotationManagedMemory: r.Managed != "", AnnotationOversell: r.Oversell != ""} {
+			if said && len(r.Containers) > 0 {
+				out = append(out, "annotation "+key+" has no effect: the pod asks for whole cards, which nothing of carve's stands before")
+			}
+		}
+		slices.Sort(out)
 	}
 	return out
 }

@@ -8,7 +8,10 @@ import (
 
 // GrantVersion is the version of the grant's format. It grows when a field is
 // added that an older agent must not overlook; other fields may be added
-// freely, since readers ignore what they don't know.
+// freely, since readers ignore what they don't know. (An agent that overlooks managed
+// and oversell charges managed memory in full and refuses what is beyond the share, so
+// that nobody gets more than was granted; its report lacks them, which
+// `carve explain pod` shows.)
 const GrantVersion = 1
 
 // maxGrantBytes bounds what is read: the API server allows 256 KiB for all
@@ -38,6 +41,10 @@ type CardGrant struct {
 	// Fixed is true for a hard compute cap, Low for low compute priority.
 	Fixed bool `json:"fixed,omitempty"`
 	Low   bool `json:"low,omitempty"`
+	// Managed and Oversell are the pod's policies on memory that needn't be on the
+	// card; empty is ManagedCharge, and no overselling. Of shares only.
+	Managed  ManagedMemory `json:"managed,omitempty"`
+	Oversell Oversell      `json:"oversell,omitempty"`
 	// Profile and Start describe a MIG instance and its first memory unit.
 	Profile string `json:"profile,omitempty"`
 	Start   *int   `json:"start,omitempty"`
@@ -126,6 +133,14 @@ func (c CardGrant) validate() error {
 		return fmt.Errorf("card %s: %d percent of compute", c.Card, c.Cores)
 	case c.Mode == ModeVGPU && c.MemMiB == 0:
 		return fmt.Errorf("card %s: a share without memory", c.Card)
+	case c.Managed != "" && c.Managed != ManagedCount && c.Managed != ManagedForbid:
+		return fmt.Errorf("card %s: unknown policy %q on managed memory", c.Card, clip(string(c.Managed)))
+	case c.Oversell != "" && c.Oversell != OversellHost:
+		return fmt.Errorf("card %s: unknown way %q to oversell memory", c.Card, clip(string(c.Oversell)))
+	case c.Oversell != "" && c.Managed == ManagedForbid:
+		return fmt.Errorf("card %s: oversold, which takes managed memory, and managed memory is forbidden", c.Card)
+	case c.Mode != ModeVGPU && (c.Managed != "" || c.Oversell != ""):
+		return fmt.Errorf("card %s: a policy on memory beyond the share in mode %s, which has no share", c.Card, c.Mode)
 	case c.Mode == ModeMIG && (c.Profile == "" || c.Start == nil || *c.Start < 0 || *c.Start > 64):
 		return fmt.Errorf("card %s: an instance needs a profile and a start", c.Card)
 	}

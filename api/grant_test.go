@@ -66,6 +66,11 @@ func TestGrantsThatAreRefused(t *testing.T) {
 		"memory beyond any card":     {first(func(c *api.CardGrant) { c.MemMiB = 1 << 40 }), "MiB"},
 		"a share without memory":     {first(func(c *api.CardGrant) { c.MemMiB = 0 }), "without memory"},
 		"101 percent":                {first(func(c *api.CardGrant) { c.Cores = 101 }), "101 percent"},
+		"an unknown policy":          {first(func(c *api.CardGrant) { c.Managed = "charge" }), `"charge"`},
+		"a way to oversell":          {first(func(c *api.CardGrant) { c.Oversell = "disk" }), `"disk"`},
+		"oversold what is forbidden": {first(func(c *api.CardGrant) { c.Oversell, c.Managed = api.OversellHost, api.ManagedForbid }), "forbidden"},
+		"a policy without a share":   {first(func(c *api.CardGrant) { c.Mode, c.Managed = api.ModeExclusive, api.ManagedCount }), "no share"},
+		"an oversold card":           {first(func(c *api.CardGrant) { c.Mode, c.Oversell = api.ModeExclusive, api.OversellHost }), "no share"},
 		"an instance without place":  {first(func(c *api.CardGrant) { c.Mode, c.Profile = api.ModeMIG, "1g.10gb" }), "start"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,6 +86,20 @@ func TestGrantsThatAreRefused(t *testing.T) {
 	}
 }
 
+// An agent of before the policies on memory reads a grant that has them, and takes it
+// for one without: managed memory is charged, and nothing is oversold.
+func TestPoliciesOnMemoryMayBeOverlooked(t *testing.T) {
+	s, err := grant(func(g *api.Grant) {
+		g.Containers["app"][0].Managed, g.Containers["app"][0].Oversell = api.ManagedCount, api.OversellHost
+	}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(s, `{"v":1,`) || !strings.Contains(s, `"managed":"count","oversell":"host"`) {
+		t.Errorf("%s", s)
+	}
+}
+
 func genGrant(t *rapid.T) api.Grant {
 	g := api.Grant{Version: 1, UID: rapid.StringMatching(`[0-9a-f-]{1,36}`).Draw(t, "uid"), Node: rapid.StringMatching(`[a-z0-9.-]{1,20}`).Draw(t, "node"),
 		Generation: rapid.IntRange(1, 1000).Draw(t, "gen"), Containers: map[string][]api.CardGrant{}}
@@ -91,6 +110,10 @@ func genGrant(t *rapid.T) api.Grant {
 			switch c.Mode {
 			case api.ModeVGPU:
 				c.MemMiB, c.Cores = rapid.Int64Range(1, 1<<24).Draw(t, "mem"), rapid.IntRange(0, 100).Draw(t, "cores")
+				c.Managed = rapid.SampledFrom([]api.ManagedMemory{"", api.ManagedCount, api.ManagedForbid}).Draw(t, "managed")
+				if c.Managed != api.ManagedForbid {
+					c.Oversell = rapid.SampledFrom([]api.Oversell{"", api.OversellHost}).Draw(t, "oversell")
+				}
 				c.Fixed, c.Low = rapid.Bool().Draw(t, "fixed"), rapid.Bool().Draw(t, "low")
 			case api.ModeMIG:
 				start := rapid.IntRange(0, 7).Draw(t, "start")

@@ -47,6 +47,10 @@ const (
 	AnnotationCompute = "carve.dev/compute"
 	// AnnotationComputePriority is high or low.
 	AnnotationComputePriority = "carve.dev/compute-priority"
+	// AnnotationManagedMemory is a ManagedMemory, charge where it is left out.
+	AnnotationManagedMemory = "carve.dev/managed-memory"
+	// AnnotationOversell is an Oversell; left out, nothing goes beyond the share.
+	AnnotationOversell = "carve.dev/oversell"
 )
 
 // Annotations of containers, not of pods: the runtime and its plugins see
@@ -100,6 +104,27 @@ const (
 	// cards as the largest NVLink node has, and as the limits file can hold.
 	MaxCardsPerContainer = 16
 )
+
+// ManagedMemory says what becomes of the managed memory that the pod's programs
+// ask for. In requests and grants charge is the empty string.
+type ManagedMemory string
+
+const (
+	// ManagedCharge charges it in full: all of it can be on the card at once.
+	ManagedCharge ManagedMemory = "charge"
+	// ManagedCount counts it and charges nothing: what is asked for may be more
+	// than the share, and the driver keeps on the host what has no room.
+	ManagedCount ManagedMemory = "count"
+	// ManagedForbid refuses it.
+	ManagedForbid ManagedMemory = "forbid"
+)
+
+// Oversell says what a program gets that asks for ordinary memory beyond its share.
+type Oversell string
+
+// OversellHost gives it managed memory, which the driver keeps on the host where the
+// card has no room. It is counted, and not charged to the share.
+const OversellHost Oversell = "host"
 
 // Mode says how a card is shared.
 type Mode string

@@ -78,6 +78,11 @@ type Request struct {
 	Fixed bool
 	// LowPriority is true for tenants that wait while others are busy.
 	LowPriority bool
+	// Managed is what becomes of managed memory, empty for ManagedCharge.
+	Managed ManagedMemory
+	// Oversell is what becomes of requests beyond the share, empty where they are
+	// refused.
+	Oversell Oversell
 }
 
 // Selector restricts cards by an attribute. The zero Selector admits all.
@@ -343,12 +348,37 @@ func (r *Request) parseAnnotations(a map[string]string) error {
 		}
 		r.LowPriority = v == "low"
 	}
+	if err := r.memoryPolicies(a, oneOf); err != nil {
+		return err
+	}
 	var err error
 	if r.Models, err = selector(a, AnnotationCardModels, HAMiUseModel, HAMiAvoidModel, allowedModels, namesModel); err != nil {
 		return err
 	}
 	r.UUIDs, err = selector(a, AnnotationCardUUIDs, HAMiUseUUID, HAMiAvoidUUID, allowedUUIDs, namesCard)
 	return err
+}
+
+// memoryPolicies reads what becomes of memory that needn't be on the card.
+func (r *Request) memoryPolicies(a map[string]string, oneOf func(key, v string, allowed ...string) error) error {
+	if v, ok := a[AnnotationManagedMemory]; ok {
+		if err := oneOf(AnnotationManagedMemory, v, string(ManagedCharge), string(ManagedCount), string(ManagedForbid)); err != nil {
+			return err
+		}
+		if v != string(ManagedCharge) {
+			r.Managed = ManagedMemory(v)
+		}
+	}
+	if v, ok := a[AnnotationOversell]; ok {
+		if err := oneOf(AnnotationOversell, v, string(OversellHost)); err != nil {
+			return err
+		}
+		if r.Managed == ManagedForbid {
+			return &FieldError{"annotation " + AnnotationOversell, v, "none beside " + AnnotationManagedMemory + ": forbid, since what is oversold is managed memory"}
+		}
+		r.Oversell = Oversell(v)
+	}
+	return nil
 }
 
 // selector reads our list with '!' exclusions, or HAMi's pair of lists, whose

@@ -17,6 +17,7 @@ var (
 	sliceLimit     = sliceDesc("memory_limit_bytes", "Memory that the container may hold on the card.")
 	sliceUsed      = sliceDesc("memory_used_bytes", "Memory that the container's processes hold on the card, contexts included, as they say themselves.")
 	sliceResidual  = sliceDesc("memory_residual_bytes", "Memory that the container's processes hold on the card beyond what they say, as the driver says: taken past carve's library. It counts against the limit.")
+	sliceUncharged = sliceDesc("memory_uncharged_bytes", "Managed memory that isn't charged, by the pod's annotations carve.dev/managed-memory and carve.dev/oversell; it is on the card or on the host.")
 	slicePeak      = sliceDesc("memory_peak_bytes", "The largest use that was seen.")
 	sliceRefusals  = sliceDesc("memory_refusals_total", "Allocations that were refused because of the limit.")
 	sliceCores     = sliceDesc("compute_granted_ratio", "Compute granted, 0 to 1; 0 has no share of its own.")
@@ -27,7 +28,7 @@ var (
 type sliceCollector struct{ *cached }
 
 func (sliceCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sliceActive, sliceLimit, sliceUsed, sliceResidual, slicePeak, sliceRefusals, sliceCores, sliceProcesses} {
+	for _, d := range []*prometheus.Desc{sliceActive, sliceLimit, sliceUsed, sliceResidual, sliceUncharged, slicePeak, sliceRefusals, sliceCores, sliceProcesses} {
 		ch <- d
 	}
 }
@@ -48,6 +49,7 @@ func (c sliceCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, sliceLimit, float64(s.LimitBytes), labels...)
 		gauge(ch, sliceUsed, float64(s.UsedBytes), labels...)
 		gauge(ch, sliceResidual, float64(s.ResidualBytes), labels...)
+		gauge(ch, sliceUncharged, float64(s.UnchargedBytes), labels...)
 		gauge(ch, slicePeak, float64(s.PeakBytes), labels...)
 		counter(ch, sliceRefusals, float64(s.Refusals), labels...)
 		gauge(ch, sliceCores, float64(s.Cores)/100, labels...)

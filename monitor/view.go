@@ -59,6 +59,9 @@ type Slice struct {
 	Fault string
 	// The memory figures are 0 for a whole card.
 	LimitBytes, UsedBytes, PeakBytes uint64
+	// UnchargedBytes is managed memory that the pod's policy leaves uncharged, what was
+	// oversold included; the driver keeps it on the card or on the host.
+	UnchargedBytes uint64
 	// ResidualBytes is held beyond UsedBytes, as the driver says.
 	ResidualBytes uint64
 	Refusals      uint64

@@ -238,6 +238,14 @@ type Slice struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=16777216
 	ResidualMiB int64 `json:"residualMiB,omitempty"`
+	// Managed is the policy on managed memory in force, empty where it is charged.
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	Managed string `json:"managed,omitempty"`
+	// Oversell is where memory beyond MemMiB goes, empty where it is refused.
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	Oversell string `json:"oversell,omitempty"`
 	// Generation is the grant's that is in force.
 	Generation int32 `json:"generation"`
 	// RefusedGeneration is the generation of a newer grant of the pod that this

@@ -252,6 +252,12 @@ func printExplainedSlices(b *strings.Builder, all []explain.Slice, hidden bool) 
 		} else if s.Cores > 0 {
 			cores = fmt.Sprintf("%d%%", s.Cores)
 		}
+		if s.Managed != "" {
+			memory += ", managed memory: " + s.Managed
+		}
+		if s.Oversell != "" {
+			memory += ", oversold to the " + s.Oversell
+		}
 		switch {
 		case s.Ended:
 			state = "ended"

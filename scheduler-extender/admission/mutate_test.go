@@ -153,11 +153,13 @@ func TestMutate(t *testing.T) {
 		"a mirror is left alone": {
 			in:   with(annotated(pod(gpu, "1"), api.AnnotationGrant, "{}", corev1.MirrorPodAnnotationKey, "x"), onNode),
 			want: with(annotated(pod(gpu, "1"), api.AnnotationGrant, "{}", corev1.MirrorPodAnnotationKey, "x"), onNode)},
-		"a scheduler of its own":           {in: pod(gpu, "1"), want: with(pod(gpu, "1"), func(p *corev1.Pod) { p.Spec.SchedulerName = "carve-scheduler" }), options: second},
-		"a scheduler that the pod names":   {in: with(pod(gpu, "1"), func(p *corev1.Pod) { p.Spec.SchedulerName = "other" }), want: with(pod(gpu, "1"), func(p *corev1.Pod) { p.Spec.SchedulerName = "other" }), options: second},
-		"HAMi's hard cap":                  {in: with(pod(gpu, "1", cores, "10"), env("force")), want: annotated(with(pod(gpu, "1", cores, "10"), env("force")), api.AnnotationCompute, "fixed")},
-		"HAMi's hard cap beside our words": {in: annotated(with(pod(gpu, "1", cores, "10"), env("force")), api.AnnotationCompute, "elastic"), want: annotated(with(pod(gpu, "1", cores, "10"), env("force")), api.AnnotationCompute, "elastic")},
-		"HAMi's no cap is warned of":       {in: with(pod(gpu, "1", cores, "10"), env("disable")), want: with(pod(gpu, "1", cores, "10"), env("disable")), warnings: []string{"isn't honoured"}},
+		"a scheduler of its own":             {in: pod(gpu, "1"), want: with(pod(gpu, "1"), func(p *corev1.Pod) { p.Spec.SchedulerName = "carve-scheduler" }), options: second},
+		"a scheduler that the pod names":     {in: with(pod(gpu, "1"), func(p *corev1.Pod) { p.Spec.SchedulerName = "other" }), want: with(pod(gpu, "1"), func(p *corev1.Pod) { p.Spec.SchedulerName = "other" }), options: second},
+		"HAMi's hard cap":                    {in: with(pod(gpu, "1", cores, "10"), env("force")), want: annotated(with(pod(gpu, "1", cores, "10"), env("force")), api.AnnotationCompute, "fixed")},
+		"HAMi's hard cap beside our words":   {in: annotated(with(pod(gpu, "1", cores, "10"), env("force")), api.AnnotationCompute, "elastic"), want: annotated(with(pod(gpu, "1", cores, "10"), env("force")), api.AnnotationCompute, "elastic")},
+		"HAMi's no cap is warned of":         {in: with(pod(gpu, "1", cores, "10"), env("disable")), want: with(pod(gpu, "1", cores, "10"), env("disable")), warnings: []string{"isn't honoured"}},
+		"oversold whole cards are warned of": {in: annotated(pod(gpu, "1"), api.AnnotationOversell, "host"), want: annotated(pod(gpu, "1"), api.AnnotationOversell, "host"), warnings: []string{"carve.dev/oversell has no effect"}},
+		"oversold shares aren't":             {in: annotated(pod(gpu, "1", mem, "8000"), api.AnnotationOversell, "host", api.AnnotationManagedMemory, "count"), want: annotated(pod(gpu, "1", mem, "8000"), api.AnnotationOversell, "host", api.AnnotationManagedMemory, "count")},
 		"init containers too": {
 			in:   with(pod("cpu", "1"), setup(pod(mem, "1Gi"))),
 			want: with(pod("cpu", "1"), setup(pod(mem, "1024", gpu, "1")))},

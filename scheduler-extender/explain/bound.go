@@ -27,6 +27,9 @@ type Slice struct {
 	// Granted amounts; both 0 for a whole card.
 	MemMiB int64 `json:"memMiB,omitempty"`
 	Cores  int   `json:"cores,omitempty"`
+	// Managed and Oversell are the policies that were granted beside them.
+	Managed  string `json:"managed,omitempty"`
+	Oversell string `json:"oversell,omitempty"`
 	// State is prepared or active, or empty while the node reports nothing.
 	State string `json:"state,omitempty"`
 	// Ended is true of a container that has ended and has no slice any more.
@@ -227,7 +230,8 @@ func slicesOf(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) []Slice {
 	var out []Slice
 	for _, spec := range cluster.ContainerSpecs(p) {
 		for _, cg := range g.Containers[spec.Name] {
-			s := Slice{Container: spec.Name, Card: cg.Card, Mode: string(cg.Mode), MemMiB: cg.MemMiB, Cores: cg.Cores, init: spec.Kind == api.Init}
+			s := Slice{Container: spec.Name, Card: cg.Card, Mode: string(cg.Mode), MemMiB: cg.MemMiB, Cores: cg.Cores,
+				Managed: string(cg.Managed), Oversell: string(cg.Oversell), init: spec.Kind == api.Init}
 			s.compare(p, g, report)
 			s.Ended = s.init && s.State == "" && hasEnded(p, s.Container)
 			out = append(out, s)
@@ -265,6 +269,9 @@ func (s *Slice) compare(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) {
 			s.Drift = fmt.Sprintf("generation %d is in force, granted is %d", is.Generation, g.Generation)
 		case is.MemMiB != s.MemMiB || int(is.Cores) != s.Cores:
 			s.Drift = fmt.Sprintf("%d MiB and %d%% of compute are in force", is.MemMiB, is.Cores)
+		case is.Managed != s.Managed || is.Oversell != s.Oversell:
+			s.Drift = fmt.Sprintf("in force is %s, granted is %s (an agent of an earlier version charges managed memory and oversells nothing)",
+				policies(is.Managed, is.Oversell), policies(s.Managed, s.Oversell))
 		case c.Health.State != v1alpha1.Healthy:
 			s.Drift = "the card is " + c.Health.State
 			if c.Health.Reason != "" {
@@ -273,6 +280,18 @@ func (s *Slice) compare(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) {
 		}
 		return
 	}
+}
+
+// policies are those on memory that needn't be on the card, in the words of the pod.
+func policies(managed, oversell string) string {
+	if managed == "" {
+		managed = string(api.ManagedCharge)
+	}
+	out := "managed-memory: " + managed
+	if oversell != "" {
+		out += ", oversell: " + oversell
+	}
+	return out
 }
 
 // lastRefusal is the agent's word on a grant that it doesn't honour.

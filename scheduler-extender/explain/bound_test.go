@@ -4,8 +4,35 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
 )
+
+// A node whose agent overlooks what was granted on memory shows as one that differs.
+func TestPoliciesOnMemoryThatAreNotInForce(t *testing.T) {
+	for name, c := range map[string]struct {
+		granted  api.CardGrant
+		reported v1alpha1.Slice
+		want     string
+	}{
+		"none":                            {api.CardGrant{}, v1alpha1.Slice{}, ""},
+		"both":                            {api.CardGrant{Managed: api.ManagedCount, Oversell: api.OversellHost}, v1alpha1.Slice{Managed: "count", Oversell: "host"}, ""},
+		"an agent that oversells nothing": {api.CardGrant{Oversell: api.OversellHost}, v1alpha1.Slice{}, "in force is managed-memory: charge, granted is managed-memory: charge, oversell: host"},
+		"one that forbids nothing":        {api.CardGrant{Managed: api.ManagedForbid}, v1alpha1.Slice{}, "in force is managed-memory: charge, granted is managed-memory: forbid"},
+	} {
+		p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "app"}}}}
+		p.UID = "u"
+		c.granted.Card, c.granted.MemMiB, c.granted.Mode = "GPU-a", 1000, api.ModeVGPU
+		c.reported.PodUID, c.reported.Container, c.reported.MemMiB, c.reported.Generation = "u", "app", 1000, 1
+		report := &v1alpha1.GPUNode{Status: v1alpha1.GPUNodeStatus{Cards: []v1alpha1.Card{{UUID: "GPU-a", Health: v1alpha1.Health{State: v1alpha1.Healthy}, Slices: []v1alpha1.Slice{c.reported}}}}}
+		got := slicesOf(p, api.Grant{Generation: 1, Containers: map[string][]api.CardGrant{"app": {c.granted}}}, report)
+		if len(got) != 1 || (got[0].Drift == "") != (c.want == "") || !strings.HasPrefix(got[0].Drift, c.want) {
+			t.Errorf("%s: %+v, want %q", name, got, c.want)
+		}
+	}
+}
 
 // What is said of a pod's limits is what holds on its weakest card.
 func TestWhatHoldsAPodsLimits(t *testing.T) {

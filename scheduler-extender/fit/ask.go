@@ -45,7 +45,10 @@ type Ask struct {
 	Containers    []Container
 	Models, UUIDs api.Selector
 	Policy        string // binpack, spread, topology or empty
-	Fixed, Low    bool   // copied into grants
+	// Copied into grants.
+	Fixed, Low bool
+	Managed    api.ManagedMemory
+	Oversell   api.Oversell
 
 	order []int // containers in the order in which they are placed
 	key   string
@@ -68,7 +71,7 @@ func NewAsk(r api.Request) (*Ask, *Refusal) {
 		return nil, &Refusal{Reason: ReasonInvalid, Card: -1, Never: true,
 			Detail: fmt.Sprintf("%d containers ask for cards, at most %d may", len(r.Containers), maxContainers)}
 	}
-	a := &Ask{Models: r.Models, UUIDs: r.UUIDs, Policy: r.Policy, Fixed: r.Fixed, Low: r.LowPriority}
+	a := &Ask{Models: r.Models, UUIDs: r.UUIDs, Policy: r.Policy, Fixed: r.Fixed, Low: r.LowPriority, Managed: r.Managed, Oversell: r.Oversell}
 	for _, c := range r.Containers {
 		if c.MIG != nil {
 			return nil, &Refusal{Reason: ReasonIsolation, Card: -1, Never: true,
@@ -167,6 +170,7 @@ func (a *Ask) Grant(n *Node, p Placement, podUID string) api.Grant {
 			if !c.Whole {
 				amount := c.On(card)
 				cg.MemMiB, cg.Cores, cg.Fixed, cg.Low = amount.MemMiB, amount.Cores, a.Fixed, a.Low
+				cg.Managed, cg.Oversell = a.Managed, a.Oversell
 			}
 			cards = append(cards, cg)
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -244,20 +245,28 @@ func TestTheLayersFigureTakesThePlaceOfTheDrivers(t *testing.T) {
 func TestBeyondWhatALayerCounts(t *testing.T) {
 	managed := slotOf(1, 500, 0)
 	managed.Cards[0].ManagedBytes = 300
+	oversold, endless := slotOf(1, 300, 0), slotOf(1, 300, 0)
+	oversold.Cards[0].UnchargedBytes, endless.Cards[0].UnchargedBytes = 2000, math.MaxUint64
 	dead := slotOf(2, 400, 0)
 	dead.State = region.SlotDying
 	for name, c := range map[string]struct {
 		before, after region.Usage
 		used          uint64
 		want          span
+		beside        bool
 	}{
-		"all of it charged":               {usageOf(slotOf(1, 300, 0)), usageOf(slotOf(1, 300, 0)), 300, span{0, 0}},
-		"more":                            {usageOf(slotOf(1, 300, 0)), usageOf(slotOf(1, 300, 0)), 750, span{450, 450}},
-		"managed memory may be in it":     {usageOf(managed), usageOf(managed), 500, span{0, 0}},
-		"what the dead held is in both":   {usageOf(slotOf(1, 300, 0), dead), usageOf(slotOf(1, 300, 0), dead), 700, span{0, 0}},
-		"a slot that doesn't stand still": {usageOf(slotOf(1, 300, 2)), usageOf(slotOf(1, 300, 4)), 700, span{400, 700}},
+		"what isn't charged, where that is granted":   {usageOf(oversold), usageOf(oversold), 2300, span{0, 0}, true},
+		"what isn't charged, of a share that may not": {usageOf(oversold), usageOf(oversold), 2300, span{2000, 2000}, false},
+		"more than that":                  {usageOf(oversold), usageOf(oversold), 2350, span{50, 50}, true},
+		"while it moves":                  {usageOf(slotOf(1, 300, 0)), usageOf(oversold), 2400, span{100, 2400}, true},
+		"a figure that can't be":          {usageOf(endless), usageOf(endless), 2300, span{0, 0}, true},
+		"all of it charged":               {usageOf(slotOf(1, 300, 0)), usageOf(slotOf(1, 300, 0)), 300, span{0, 0}, false},
+		"more":                            {usageOf(slotOf(1, 300, 0)), usageOf(slotOf(1, 300, 0)), 750, span{450, 450}, false},
+		"managed memory may be in it":     {usageOf(managed), usageOf(managed), 500, span{0, 0}, false},
+		"what the dead held is in both":   {usageOf(slotOf(1, 300, 0), dead), usageOf(slotOf(1, 300, 0), dead), 700, span{0, 0}, false},
+		"a slot that doesn't stand still": {usageOf(slotOf(1, 300, 2)), usageOf(slotOf(1, 300, 4)), 700, span{400, 700}, false},
 	} {
-		if got := beyondAll(c.before, c.after, 0, c.used, 1000); got != c.want {
+		if got := beyondAll(c.before, c.after, 0, c.used, 1000, c.beside); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}

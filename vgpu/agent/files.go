@@ -53,6 +53,13 @@ func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.L
 			ContextBytes: context(c.Card),
 			ComputePPM:   uint32(c.Cores) * 10_000,
 			ComputeFixed: c.Fixed,
+			Oversell:     c.Oversell == api.OversellHost,
+		}
+		switch c.Managed {
+		case api.ManagedCount:
+			card.Managed = region.ManagedCount
+		case api.ManagedForbid:
+			card.Managed = region.ManagedForbid
 		}
 		if c.Low {
 			card.Priority = 1

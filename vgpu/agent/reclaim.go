@@ -29,6 +29,7 @@ type share struct {
 	uid, container string
 	cards          []string
 	limits         []uint64 // of memory, by card
+	beside         []bool   // may have memory on the card that isn't charged, by card
 	usage          string
 	running        bool     // a container with it hasn't exited
 	ids            []string // of those containers
@@ -69,6 +70,7 @@ func (a *Agent) shares() []share {
 			for _, c := range cards {
 				s.cards = append(s.cards, c.Card)
 				s.limits = append(s.limits, uint64(c.MemMiB)<<20)
+				s.beside = append(s.beside, c.Managed == api.ManagedCount || c.Oversell != "")
 			}
 			out = append(out, s)
 		}

@@ -83,6 +83,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 					Generation: int32(h.Grant.Generation), State: state,
 					RefusedGeneration: int32(h.refusedGeneration), Refusal: h.refusal, Fault: fault,
 					ResidualMiB: h.toldResidual(name, i),
+					Managed:     string(c.Managed), Oversell: string(c.Oversell),
 				})
 			}
 		}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,8 +37,10 @@ import (
 //     another PID namespace than the agent can see) is left out, and so are its
 //     slots; so is one that has ended: the driver is about to take its memory back,
 //     and its slot stays charged until then;
-//   - managed memory is charged in full and isn't in the driver's figure of a
-//     process, so it is left out of both;
+//   - managed memory isn't in the driver's figure of a process, so it is left out of
+//     both, charged or not. It is in a layer's figure of a container; there what is
+//     charged counts, and where the grant leaves managed memory uncharged (a policy, or
+//     a share that is oversold) that as well: all of it may be on the card;
 //   - memory that two processes share can be in the figures of both. The sum of all
 //     processes is more than the card's own figure then, and the difference isn't
 //     held against anyone.
@@ -87,24 +90,50 @@ func keyOf(s region.Slot) slotKey {
 // between two looks.
 func still(before, after region.CardUsage) bool {
 	return before.Sequence == after.Sequence && before.UsedBytes == after.UsedBytes &&
-		before.PendingBytes == after.PendingBytes && before.ManagedBytes == after.ManagedBytes
+		before.PendingBytes == after.PendingBytes && before.ManagedBytes == after.ManagedBytes &&
+		before.UnchargedBytes == after.UnchargedBytes
 }
 
-// charged says what slots held on a card at a moment between two looks. managed
-// tells whether managed memory counts. A process of the container can't have had
-// more than the limit, however its charge moved.
-func charged(before, after []region.Slot, card int, limit uint64, managed bool) span {
+// counting says which memory of the slots is in a figure that they are compared with.
+type counting uint8
+
+const (
+	// unmanaged is all but managed memory.
+	unmanaged counting = iota
+	// chargedOnly is all that is charged.
+	chargedOnly
+	// withUncharged is managed memory besides that isn't charged.
+	withUncharged
+)
+
+// of is what a slot holds of it.
+func (n counting) of(c region.CardUsage) uint64 {
+	all := addUp(c.UsedBytes, c.PendingBytes)
+	switch n {
+	case unmanaged:
+		return less(all, c.ManagedBytes)
+	case withUncharged:
+		return addUp(all, c.UnchargedBytes)
+	}
+	return all
+}
+
+// addUp adds what a container says, which may be anything.
+func addUp(a, b uint64) uint64 {
+	if a+b < a {
+		return math.MaxUint64
+	}
+	return a + b
+}
+
+// charged says what slots held on a card at a moment between two looks. A process of
+// the container can't have had more charged than the limit, however its charge moved.
+func charged(before, after []region.Slot, card int, limit uint64, n counting) span {
 	was := map[slotKey]region.CardUsage{}
 	for _, s := range before {
 		was[keyOf(s)] = s.Cards[card]
 	}
-	figure := func(c region.CardUsage) uint64 {
-		if !managed {
-			return c.UsedBytes - c.ManagedBytes + c.PendingBytes
-		}
-		return c.UsedBytes + c.PendingBytes
-	}
-	var sure, moving uint64
+	var sure, moving, uncharged uint64
 	unsure := false
 	for _, s := range after {
 		c := s.Cards[card]
@@ -112,24 +141,30 @@ func charged(before, after []region.Slot, card int, limit uint64, managed bool) 
 		delete(was, keyOf(s))
 		switch {
 		case known && still(b, c):
-			sure += figure(c)
-		case !known && c.UsedBytes == 0 && c.PendingBytes == 0 && c.PeakBytes == 0:
+			sure = addUp(sure, n.of(c))
+		case !known && c.UsedBytes == 0 && c.PendingBytes == 0 && c.PeakBytes == 0 && c.UnchargedBytes == 0:
 			// It has just been taken, and nothing was charged to it.
 		default:
 			unsure = true
-			moving += max(c.PeakBytes, figure(c), b.UsedBytes+b.PendingBytes)
+			moving = addUp(moving, max(c.PeakBytes, addUp(c.UsedBytes, c.PendingBytes), addUp(b.UsedBytes, b.PendingBytes)))
+			uncharged = addUp(uncharged, max(b.UnchargedBytes, c.UnchargedBytes))
 		}
 	}
 	for _, b := range was {
-		if b.UsedBytes+b.PendingBytes > 0 {
+		if b.UsedBytes > 0 || b.PendingBytes > 0 || b.UnchargedBytes > 0 {
 			unsure = true
-			moving += b.UsedBytes + b.PendingBytes
+			moving = addUp(moving, addUp(b.UsedBytes, b.PendingBytes))
+			uncharged = addUp(uncharged, b.UnchargedBytes)
 		}
 	}
 	if !unsure {
 		return span{sure, sure}
 	}
-	return span{sure, sure + min(moving, less(limit, sure))}
+	high := addUp(sure, min(moving, less(limit, sure)))
+	if n == withUncharged {
+		high = addUp(addUp(sure, min(moving, limit)), uncharged)
+	}
+	return span{sure, high}
 }
 
 // owned are the slots that one of the processes took.
@@ -153,15 +188,20 @@ func beyond(before, after region.Usage, card int, holders []holder, limit, doubl
 	}
 	// A process' own figure has nothing twice.
 	sum = max(most, less(sum, doubled))
-	c := charged(owned(before.Slots, holders), owned(after.Slots, holders), card, limit, false)
+	c := charged(owned(before.Slots, holders), owned(after.Slots, holders), card, limit, unmanaged)
 	return span{less(sum, c.high), less(sum, c.low)}
 }
 
 // beyondAll is the same where a layer says what the whole container holds. That has
 // what its dead processes held, until the driver has taken it back, as their slots
-// have; and it may have managed memory, so all that is charged counts.
-func beyondAll(before, after region.Usage, card int, used, limit uint64) span {
-	c := charged(before.Slots, after.Slots, card, limit, true)
+// have; and it may have managed memory, so all that is charged counts, and what isn't
+// where the grant allows for that (beside).
+func beyondAll(before, after region.Usage, card int, used, limit uint64, beside bool) span {
+	n := chargedOnly
+	if beside {
+		n = withUncharged
+	}
+	c := charged(before.Slots, after.Slots, card, limit, n)
 	return span{less(used, c.high), less(used, c.low)}
 }
 
@@ -259,7 +299,7 @@ func (r *reaper) sampleCard(uuid string, shares []share, contexts map[owner]uint
 			card := slices.Index(s.cards, uuid)
 			var h span
 			if counted[i] {
-				h = beyondAll(*before[i], *after[i], card, figures[i], s.limits[card])
+				h = beyondAll(*before[i], *after[i], card, figures[i], s.limits[card], s.beside[card])
 			} else {
 				h = beyond(*before[i], *after[i], card, holders[i], s.limits[card], doubled)
 			}

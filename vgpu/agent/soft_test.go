@@ -96,6 +96,16 @@ func startSoft() {
 // pod "pod-0", "pod-1", …, all of them running.
 func newSoftCard(t testing.TB, mib ...int64) *softCard {
 	t.Helper()
+	var shares []api.CardGrant
+	for _, m := range mib {
+		shares = append(shares, api.CardGrant{MemMiB: m})
+	}
+	return newSoftShares(t, shares...)
+}
+
+// newSoftShares is the same with shares of any kind, of that card.
+func newSoftShares(t testing.TB, shares ...api.CardGrant) *softCard {
+	t.Helper()
 	soft.once.Do(startSoft)
 	if soft.err != nil {
 		t.Fatal(soft.err)
@@ -124,9 +134,10 @@ func newSoftCard(t testing.TB, mib ...int64) *softCard {
 		defer s.mu.Unlock()
 		return "0::/kubepods/" + s.pids[pid], nil
 	}
-	for i, m := range mib {
+	for i, share := range shares {
 		uid := fmt.Sprintf("pod-%d", i)
-		g := grantOf(uid, 1, map[string][]api.CardGrant{"app": shareOf(s.card, m, 0)})
+		share.Card, share.Mode = s.card, api.ModeVGPU
+		g := grantOf(uid, 1, map[string][]api.CardGrant{"app": {share}})
 		r := record{Version: recordVersion, State: stateHeld, Namespace: "default", Pod: uid, Grant: g}
 		if err := a.prepareFiles(r); err != nil {
 			t.Fatal(err)

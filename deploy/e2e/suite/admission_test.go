@@ -209,6 +209,8 @@ func randomPod(r *rand.Rand) *corev1.Pod {
 		api.AnnotationCardPolicy:      {"binpack", "spread", "topology", "best", "Spread"},
 		api.AnnotationCompute:         {"elastic", "fixed", "soft"},
 		api.AnnotationComputePriority: {"high", "low", "1"},
+		api.AnnotationManagedMemory:   {"charge", "count", "forbid", "free"},
+		api.AnnotationOversell:        {"host", "disk"},
 		api.AnnotationCardModels:      {"A100", "A100,!H100", " A100 , ! H100", "A100,", "", "!", "! ", "a,,b", "!!"},
 		api.AnnotationCardUUIDs:       {someCard, "!" + someCard, someCard + ", !" + strings.ToUpper(someCard), "0", someCard + ",", someCard[:39], "GPU-", "! " + someCard},
 		api.HAMiMode:                  {"hami-core", "mig", "mps", "vm"},

@@ -26,10 +26,13 @@ static void state_fields(void) {
   }
 }
 
-static int take(const char *size) {
+static int take(const char *size, bool managed) {
   uint64_t bytes = 0;
   CUresult result = CUDA_ERROR_INVALID_VALUE;
-  if (units_bytes(size, &bytes) && count < MOST) result = cuda.cuMemAlloc_v2(&held[count].pointer, bytes);
+  if (units_bytes(size, &bytes) && count < MOST) {
+    CUdeviceptr *pointer = &held[count].pointer;
+    result = managed ? cuda.cuMemAllocManaged(pointer, bytes, CU_MEM_ATTACH_GLOBAL) : cuda.cuMemAlloc_v2(pointer, bytes);
+  }
   if (result == CUDA_SUCCESS) held[count++].bytes = bytes;
   line("alloc");
   field_result(result);
@@ -73,7 +76,9 @@ static void obey(char *row) {
   if (!word) return;
   if (strcmp(word, "quit") == 0) exit(PROBE_OK);
   if (strcmp(word, "alloc") == 0 && value) {
-    take(value);
+    take(value, false);
+  } else if (strcmp(word, "managed") == 0 && value) {
+    take(value, true);
   } else if (strcmp(word, "free") == 0 && value) {
     give(value);
   } else if (strcmp(word, "launch") == 0 && value) {
@@ -101,7 +106,7 @@ int probe_serve(int argc, char **argv) {
   int code = open_device((int)device);
   if (code != PROBE_OK) return code;
   for (int i = 0; i < argc; i++)
-    if (take(argv[i]) != PROBE_OK) code = PROBE_REFUSED;
+    if (take(argv[i], false) != PROBE_OK) code = PROBE_REFUSED;
   if (code != PROBE_OK) return code;
   uint64_t next = wall_ns();
   for (;;) {
