@@ -162,6 +162,7 @@ simulate: ## the tables of compute shares by simulation: designs, elastic shares
 .PHONY: bench-agent
 bench-agent: native ## CPU of the agent's look at 32 containers in use, each second; an idle node takes none
 	@go test -count=1 -run '^$$' -bench LookAt32 ./vgpu/agent | awk '/agent_look/ {print "agent_look_32_containers", $$(NF-1), "ms/s"}'
+	@go test -count=1 -run '^$$' -bench LookAt32 ./vgpu/compute/loop | awk '/compute_look/ {print "compute_look_32_containers", $$(NF-1), "ms/s"}'
 
 .PHONY: bench-extender
 bench-extender: ## CPU of a scheduling decision by cluster size

@@ -21,6 +21,10 @@ const (
 	// idlePeriod is that of cards without work. It bounds how long two processes that
 	// begin together pay as if they were alone, and keeps the heartbeat alive.
 	idlePeriod = 20 * time.Millisecond
+	// ownersEvery is how soon a new process of a container is seen. Containers without
+	// work for restAfter are looked at that often only: a look costs system calls.
+	ownersEvery = int64(10 * time.Millisecond)
+	restAfter   = int64(100 * time.Millisecond)
 	// quietAfter is how long a card is looked at often after its last work.
 	quietAfter = int64(time.Second)
 	// refreshEvery is how soon new shares are seen, restEvery the same on a node
@@ -200,7 +204,7 @@ func (l *Loop) close() {
 // look is one look at a card; it returns when the next is due.
 func (l *Loop) look(c *card, now int64) time.Duration {
 	for _, m := range c.members {
-		m.read(l)
+		m.read(now)
 	}
 	again := c.division.Tick(now)
 	if c.active() {

@@ -29,6 +29,8 @@ type member struct {
 	said   []region.ComputeUsage
 	known  []bool
 	fault  error
+	// ownersAt is when the owners were read, workedAt when one of them had work last.
+	ownersAt, workedAt int64
 }
 
 // process is a process of a member.
@@ -37,7 +39,7 @@ type process struct {
 	owner     region.Owner
 	published region.Terms
 	isNew     bool
-	present   bool
+	present   bool // at the last look at the owners
 	// used is what the driver says, charged what was paid at the last truth.
 	used, charged int64
 	told          bool // a truth was told
@@ -110,21 +112,44 @@ const mostTime = int64(1) << 60
 
 // read follows what the container's processes say. What can't be read leaves them as
 // they were.
-func (m *member) read(l *Loop) {
-	owners, err := m.seat.usage.Owners()
-	if err == nil {
-		m.owners = append(m.owners[:0], owners...)
-		m.said = append(m.said[:0], make([]region.ComputeUsage, len(owners))...)
-		m.known = append(m.known[:0], make([]bool, len(owners))...)
-		err = m.seat.usage.Read(m.index, m.owners, m.said, m.known)
-	}
-	if m.fault = err; err != nil {
+func (m *member) read(now int64) {
+	fresh := m.ownersAt == 0 || now-m.ownersAt >= ownersEvery
+	if !fresh && now-m.workedAt > restAfter {
 		return
 	}
+	if fresh {
+		owners, err := m.seat.usage.Owners()
+		if m.fault = err; err != nil {
+			return
+		}
+		m.ownersAt = now
+		m.meet(owners)
+	}
+	if m.fault = m.seat.usage.Read(m.index, m.owners, m.said, m.known); m.fault != nil {
+		return
+	}
+	for i, o := range m.owners {
+		if p := m.byName[o]; m.known[i] {
+			p.Now = counters(m.said[i])
+			if p.Now.Since != 0 || p.Now.Waiting {
+				m.workedAt = now
+			}
+		}
+	}
+}
+
+// meet takes in who has the slots now.
+func (m *member) meet(owners []region.Owner) {
+	if slices.Equal(owners, m.owners) {
+		return
+	}
+	m.owners = append(m.owners[:0], owners...)
+	m.said = append(m.said[:0], make([]region.ComputeUsage, len(owners))...)
+	m.known = append(m.known[:0], make([]bool, len(owners))...)
 	for _, p := range m.byName {
 		p.present = false
 	}
-	for i, o := range m.owners {
+	for _, o := range m.owners {
 		p := m.byName[o]
 		if p == nil {
 			p = &process{owner: o, isNew: true}
@@ -136,9 +161,6 @@ func (m *member) read(l *Loop) {
 			m.tenant.Processes = append(m.tenant.Processes, &p.Process)
 		}
 		p.present = true
-		if m.known[i] {
-			p.Now = counters(m.said[i])
-		}
 	}
 	if len(m.byName) > len(m.owners) {
 		m.tenant.Processes = m.tenant.Processes[:0]

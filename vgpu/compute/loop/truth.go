@@ -2,6 +2,7 @@ package loop
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/carve-gpu/carve/vgpu/compute"
@@ -22,6 +23,11 @@ const (
 	askWait = 2 * time.Millisecond
 	// faultEvery is how often a driver is asked that doesn't tell.
 	faultEvery = time.Second
+	// silentAfter is how long the driver may have nothing new while somebody works: its
+	// clock is the machine's and may have been set back.
+	silentAfter = int64(3 * time.Second)
+	// periodsKept is how many periods are remembered, to know the usual one.
+	periodsKept = 16
 )
 
 // truth is what the driver said of one card.
@@ -29,8 +35,19 @@ type truth struct {
 	answers chan answer // has room for one; nil while nobody asks
 	next    int64
 	at      uint64 // the end of the last period, of the driver's clock; 0: none seen
-	period  uint64 // the shortest seen, microseconds; 0: none
+	heard   int64  // when it was read
+	periods []uint64
 	fault   string
+}
+
+// usual is the driver's period, microseconds: the shortest of late, since longer ones
+// have a time in them in which nobody worked.
+func (t *truth) usual(newest uint64) uint64 {
+	t.periods = append(t.periods, newest)
+	if len(t.periods) > periodsKept {
+		t.periods = t.periods[1:]
+	}
+	return slices.Min(t.periods)
 }
 
 type answer struct {
@@ -81,20 +98,22 @@ func (l *Loop) take(c *card, now int64, a answer) {
 	}
 	t.fault = ""
 	if a.At <= t.at {
-		return // nothing new, or nobody had work
+		// Nothing new, or nobody had work.
+		if now-t.heard > silentAfter && c.active() {
+			t.at, t.heard = 0, now
+		}
+		return
 	}
 	period := a.At - t.at
 	first := t.at == 0
-	t.at = a.At
+	t.at, t.heard = a.At, now
 	if first || period < uint64(leastSample/time.Microsecond) {
 		c.unsettled()
 		return
 	}
-	if t.period == 0 || period < t.period {
-		t.period = min(period, uint64(mostSample/time.Microsecond))
-		c.truthEvery = time.Duration(t.period) * time.Microsecond
-	}
-	if period > t.period+t.period/2 {
+	usual := t.usual(min(period, uint64(mostSample/time.Microsecond)))
+	c.truthEvery = time.Duration(usual) * time.Microsecond
+	if period > usual+usual/2 {
 		// Nobody had work for a while, and drivers differ in whether they count that in.
 		c.unsettled()
 		return
