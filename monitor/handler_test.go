@@ -45,7 +45,7 @@ func (s *source) set(change func(*View)) {
 }
 
 func testView() View {
-	busy, watts := 0.25, 103.5 // and no temperature
+	busy, watts, seconds, ratio := 0.25, 103.5, 12.5, 0.29 // and no temperature
 	card := func(index int, uuid, model string) gpu.Card {
 		return gpu.Card{UUID: uuid, Index: index, Model: model, MemoryBytes: 80 << 30, ReservedBytes: 1 << 29}
 	}
@@ -59,7 +59,7 @@ func testView() View {
 		},
 		Slices: []Slice{
 			{Namespace: "team", Pod: "one", Container: "app", Card: "GPU-a", Mode: "vgpu", Active: true,
-				LimitBytes: 8000 << 20, UsedBytes: 1 << 30, UnchargedBytes: 5 << 20, ResidualBytes: 3 << 20, PeakBytes: 2 << 30, Refusals: 5, Cores: 30, Processes: 2},
+				LimitBytes: 8000 << 20, UsedBytes: 1 << 30, UnchargedBytes: 5 << 20, ResidualBytes: 3 << 20, PeakBytes: 2 << 30, Refusals: 5, Cores: 30, ComputeSeconds: &seconds, ComputeRatio: &ratio, Processes: 2},
 			{Namespace: "team", Pod: "two", Container: "app", Card: "GPU-a", Mode: "vgpu", LimitBytes: 16000 << 20, Cores: 50},
 			{Namespace: "team", Pod: "whole", Container: "app", Card: "GPU-b", Mode: "exclusive", Active: true},
 		},

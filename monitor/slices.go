@@ -21,6 +21,8 @@ var (
 	slicePeak      = sliceDesc("memory_peak_bytes", "The largest use that was seen.")
 	sliceRefusals  = sliceDesc("memory_refusals_total", "Allocations that were refused because of the limit.")
 	sliceCores     = sliceDesc("compute_granted_ratio", "Compute granted, 0 to 1; 0 has no share of its own.")
+	sliceBusy      = sliceDesc("compute_used_seconds_total", "The card's time that the container had, as the driver says.")
+	sliceBusyRatio = sliceDesc("compute_used_ratio", "The part of the card's time that the container had in the driver's last period, a sixth of a second or more, 0 to 1.")
 	sliceProcesses = sliceDesc("processes", "Processes of the container that use the card.")
 )
 
@@ -28,7 +30,7 @@ var (
 type sliceCollector struct{ *cached }
 
 func (sliceCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sliceActive, sliceLimit, sliceUsed, sliceResidual, sliceUncharged, slicePeak, sliceRefusals, sliceCores, sliceProcesses} {
+	for _, d := range []*prometheus.Desc{sliceActive, sliceLimit, sliceUsed, sliceResidual, sliceUncharged, slicePeak, sliceRefusals, sliceCores, sliceBusy, sliceBusyRatio, sliceProcesses} {
 		ch <- d
 	}
 }
@@ -53,6 +55,10 @@ func (c sliceCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, slicePeak, float64(s.PeakBytes), labels...)
 		counter(ch, sliceRefusals, float64(s.Refusals), labels...)
 		gauge(ch, sliceCores, float64(s.Cores)/100, labels...)
+		if s.ComputeSeconds != nil && s.ComputeRatio != nil {
+			counter(ch, sliceBusy, *s.ComputeSeconds, labels...)
+			gauge(ch, sliceBusyRatio, *s.ComputeRatio, labels...)
+		}
 		gauge(ch, sliceProcesses, float64(s.Processes), labels...)
 	}
 }

@@ -66,5 +66,9 @@ type Slice struct {
 	ResidualBytes uint64
 	Refusals      uint64
 	Cores         int // percent
-	Processes     int
+	// ComputeSeconds is the card's time that the container had since it began to run, or
+	// since the agent started; ComputeRatio is its part of the driver's last period, 0 to
+	// 1. Both are nil where the driver doesn't say.
+	ComputeSeconds, ComputeRatio *float64
+	Processes                    int
 }

@@ -320,10 +320,15 @@ func (n *node) View() monitor.View {
 		})
 	}
 	for _, s := range v.Slices {
+		var seconds, ratio *float64
+		if s.Compute != nil {
+			time := s.Compute.Time.Seconds()
+			seconds, ratio = &time, &s.Compute.Ratio
+		}
 		out.Slices = append(out.Slices, monitor.Slice{
 			PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active, Generation: s.Generation, Fault: s.Fault,
 			LimitBytes: s.LimitBytes, UsedBytes: s.Usage.UsedBytes, UnchargedBytes: s.Usage.UnchargedBytes, ResidualBytes: s.ResidualBytes, PeakBytes: s.PeakBytes,
-			Refusals: s.Refusals, Cores: s.Cores, Processes: s.Processes,
+			Refusals: s.Refusals, Cores: s.Cores, ComputeSeconds: seconds, ComputeRatio: ratio, Processes: s.Processes,
 		})
 	}
 	return out

@@ -82,6 +82,7 @@ func pageCard(c monitor.Card, all []monitor.Slice) page.Card {
 			// A whole card has no limit, and what is used is the card's.
 			h.Whole, h.LimitBytes, h.Percent, h.UsedBytes, h.Processes = true, out.MemoryBytes, 100, out.UsedBytes, out.Processes
 		} else {
+			h.ComputeRatio = s.ComputeRatio
 			h.UsedBytes, h.ResidualBytes, h.PeakBytes, h.Refusals, h.Processes = &s.UsedBytes, &s.ResidualBytes, &s.PeakBytes, &s.Refusals, &s.Processes
 		}
 		out.Holders = append(out.Holders, h)

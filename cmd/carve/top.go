@@ -40,7 +40,8 @@ answer, or that you may not ask, it shows what was granted, and says so. Memory
 is in MiB. FREE is what isn't granted; USED of a card is what is in use by
 whoever, of a container what its processes say that they hold. RESIDUAL is what
 the driver says that they hold beyond it, taken past carve's library; it counts
-against LIMIT.
+against LIMIT. BUSY is the part of the card's time that a container just had, as
+the driver says, CORES what it was granted of it.
 
 "top pods" shows the pods of one namespace, or with -A of all.`,
 		Example: `  carve top
@@ -305,6 +306,7 @@ var podOrders = map[string]func(topPod) float64{
 	"peak":      func(p topPod) float64 { return orLast(p.PeakBytes) },
 	"limit":     func(p topPod) float64 { return float64(p.LimitBytes) },
 	"refusals":  func(p topPod) float64 { return orLast(p.Refusals) },
+	"busy":      func(p topPod) float64 { return orLast(p.ComputeRatio) },
 	"cores":     func(p topPod) float64 { return float64(p.Percent) },
 	"processes": func(p topPod) float64 { return orLast(p.Processes) },
 }
@@ -384,7 +386,7 @@ func printTopPods(w io.Writer, pods []topPod, namespace string) error {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED\tRESIDUAL\tPEAK\tLIMIT\tREFUSALS\tCORES\tPROCS\tSTATE")
+	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED\tRESIDUAL\tPEAK\tLIMIT\tREFUSALS\tCORES\tBUSY\tPROCS\tSTATE")
 	for _, p := range pods {
 		card := p.Card
 		if p.Index != nil {
@@ -397,8 +399,12 @@ func printTopPods(w io.Writer, pods []topPod, namespace string) error {
 		if p.Percent > 0 {
 			cores = fmt.Sprintf("%d%%", p.Percent)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
-			mebibytes(p.UsedBytes), mebibytes(p.ResidualBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, count(p.Processes), p.State)
+		busy := "-"
+		if p.ComputeRatio != nil {
+			busy = fmt.Sprintf("%.0f%%", 100**p.ComputeRatio)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
+			mebibytes(p.UsedBytes), mebibytes(p.ResidualBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, busy, count(p.Processes), p.State)
 	}
 	return t.Flush()
 }

@@ -81,6 +81,9 @@ type Holder struct {
 	LimitBytes uint64 `json:"limitBytes"`
 	// Percent is compute; 0 has no share of its own.
 	Percent int `json:"percent,omitempty"`
+	// ComputeRatio is the part of the card's time that the container had in the driver's
+	// last period, 0 to 1.
+	ComputeRatio *float64 `json:"computeRatio,omitempty"`
 	// UsedBytes is what the container's processes say that they hold,
 	// ResidualBytes what the driver says that they hold beyond it.
 	UsedBytes     *uint64 `json:"usedBytes,omitempty"`

@@ -20,6 +20,7 @@ import (
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/gpunodes"
 	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/vgpu/compute/loop"
 	"github.com/carve-gpu/carve/vgpu/gpu"
 )
 
@@ -102,6 +103,8 @@ type Agent struct {
 	// stirred asks for a look at the processes of shares; looks counts them.
 	stirred chan struct{}
 	looks   atomic.Uint64
+	// compute divides the cards' time; nil while nobody does.
+	compute atomic.Pointer[loop.Loop]
 	// contexts is what a context costs.
 	contexts *contextCosts
 	// groupsOf gives the cgroups of a process; tests have processes without.

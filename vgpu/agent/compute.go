@@ -43,7 +43,7 @@ func (a *Agent) divideCompute(ctx context.Context) {
 	if a.Compute == ComputeTurns {
 		mode = compute.Turns
 	}
-	loop.New(loop.Config{
+	l := loop.New(loop.Config{
 		Clock: monotonic{}, Mode: mode, Log: a.Log,
 		Shares: a.computeShares,
 		Driver: func() loop.Driver {
@@ -55,7 +55,9 @@ func (a *Agent) divideCompute(ctx context.Context) {
 			return a.hardware.door
 		},
 		Process: a.shareOf,
-	}).Run(ctx)
+	})
+	a.compute.Store(l)
+	l.Run(ctx)
 }
 
 // leaveCompute takes the limits off that an agent before this one put in force.

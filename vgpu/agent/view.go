@@ -4,6 +4,7 @@ import (
 	"sort"
 	"time"
 
+	"github.com/carve-gpu/carve/vgpu/compute/loop"
 	"github.com/carve-gpu/carve/vgpu/gpu"
 	"github.com/carve-gpu/carve/vgpu/region"
 )
@@ -73,6 +74,9 @@ type SliceView struct {
 	// what they say, as the driver says.
 	ResidualBytes uint64
 	Processes     int
+	// Compute is what it used of the card's time, as the driver says; nil where that
+	// isn't known.
+	Compute *loop.Use
 	// Fault says what is wrong with the files by which the node reaches its container.
 	Fault string
 	// Damaged says that the container changed its usage file.
@@ -133,6 +137,11 @@ func (a *Agent) View() View {
 				PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container,
 				Card: c.UUID, Mode: s.Mode, LimitBytes: uint64(s.MemMiB) << 20, Cores: int(s.Cores),
 				Active: s.State == "active", Generation: int(s.Generation), Fault: s.Fault,
+			}
+			if l := a.compute.Load(); l != nil {
+				if u, known := l.Used(loop.Key{UID: s.PodUID, Container: s.Container}, c.UUID); known {
+					sv.Compute = &u
+				}
 			}
 			if s.MemMiB > 0 {
 				a.readUsage(&sv, positions[[2]string{s.PodUID, s.Container}])

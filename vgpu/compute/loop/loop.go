@@ -25,6 +25,8 @@ const (
 	// work for restAfter are looked at that often only: a look costs system calls.
 	ownersEvery = int64(10 * time.Millisecond)
 	restAfter   = int64(100 * time.Millisecond)
+	// watchPeriod is that of cards of which nobody has a share of compute.
+	watchPeriod = 100 * time.Millisecond
 	// quietAfter is how long a card is looked at often after its last work.
 	quietAfter = int64(time.Second)
 	// refreshEvery is how soon new shares are seen, restEvery the same on a node
@@ -103,6 +105,7 @@ type Loop struct {
 	seats  map[Key]*seat
 	// faults are what was said of each share's files, so that it is said once.
 	faults map[Key]string
+	meter  meter
 }
 
 // New makes a loop that has looked at nothing.
@@ -143,7 +146,10 @@ func (l *Loop) Run(ctx context.Context) {
 // refresh brings the cards and seats to the shares that run now.
 func (l *Loop) refresh(now int64) {
 	wanted := map[Key]bool{}
-	for _, s := range l.Shares() {
+	shares := l.Shares()
+	l.meter.keep(shares)
+	l.watch(shares)
+	for _, s := range shares {
 		divided := false
 		for _, c := range s.Cards {
 			divided = divided || c.SharePPM != 0
@@ -195,6 +201,25 @@ func (l *Loop) say(key Key, err error) {
 	}
 }
 
+// watch keeps an eye on all cards that somebody shares: what is used of them is told even
+// where it isn't divided.
+func (l *Loop) watch(shares []Share) {
+	shared := map[string]bool{}
+	for _, s := range shares {
+		for _, c := range s.Cards {
+			shared[c.UUID] = true
+			if l.cards[c.UUID] == nil {
+				l.cards[c.UUID] = newCard(c.UUID, l.Mode)
+			}
+		}
+	}
+	for uuid, c := range l.cards {
+		if !shared[uuid] && len(c.members) == 0 {
+			delete(l.cards, uuid)
+		}
+	}
+}
+
 func (l *Loop) close() {
 	for _, s := range l.seats {
 		l.leave(s)
@@ -203,6 +228,10 @@ func (l *Loop) close() {
 
 // look is one look at a card; it returns when the next is due.
 func (l *Loop) look(c *card, now int64) time.Duration {
+	if len(c.members) == 0 {
+		l.settle(c, now)
+		return watchPeriod
+	}
 	for _, m := range c.members {
 		m.read(now)
 	}

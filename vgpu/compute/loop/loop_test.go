@@ -283,7 +283,7 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 			// Behind all that is to happen; the sleep that gets there ends the run.
 			clock.stops = append(clock.stops, stop{last, func() { cancel() }})
 		}
-		loop.New(loop.Config{
+		l := loop.New(loop.Config{
 			Clock: clock, Mode: sc.mode, Seed: seed, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 			Shares: func() []loop.Share { return shares },
 			Driver: func() loop.Driver {
@@ -297,8 +297,21 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 				key, known := keys[pid]
 				return process, key, known && err == nil
 			},
-		}).Run(ctx)
+		})
+		l.Run(ctx)
 		if i+1 >= len(sc.away) {
+			for i, one := range tenants {
+				used, known := l.Used(one.share.Key, soft.card)
+				if known == sc.blind && len(sc.away) == 0 {
+					t.Errorf("what %s used is known: %v", one.share.UID, known)
+				}
+				// Whole percents are rounded down, and the newest period may not be told.
+				most := busy[i][p.windows]
+				if slack := int64(p.length())/100 + int64(400*time.Millisecond); len(sc.away) == 0 && !sc.blind && !sc.gone[i] &&
+					(int64(used.Time) > most || int64(used.Time) < most-slack) {
+					t.Errorf("%s had the card for %v, it is said to be %v", one.share.UID, time.Duration(most), used.Time)
+				}
+			}
 			break
 		}
 		ctx, cancel = context.WithCancel(context.Background())

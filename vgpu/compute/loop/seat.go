@@ -91,14 +91,11 @@ func (l *Loop) enter(s *seat, now int64) {
 // leave gives a seat up. What it has stays in force.
 func (l *Loop) leave(s *seat) {
 	delete(l.seats, s.Key)
-	for uuid, c := range l.cards {
+	for _, c := range l.cards {
 		c.members = slices.DeleteFunc(c.members, func(m *member) bool { return m.seat == s })
 		c.division.Tenants = nil
 		for _, m := range c.members {
 			c.division.Tenants = append(c.division.Tenants, m.tenant)
-		}
-		if len(c.members) == 0 {
-			delete(l.cards, uuid)
 		}
 	}
 	if err := errors.Join(s.limits.Close(), s.usage.Close()); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/carve-gpu/carve/vgpu/compute"
 	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/region"
 )
 
 const (
@@ -26,6 +27,9 @@ const (
 	// silentAfter is how long the driver may have nothing new while somebody works: its
 	// clock is the machine's and may have been set back.
 	silentAfter = int64(3 * time.Second)
+	// restingAfter is how long the driver has nothing new of a card before it counts as
+	// idle.
+	restingAfter = int64(time.Second)
 	// periodsKept is how many periods are remembered, to know the usual one.
 	periodsKept = 16
 )
@@ -34,10 +38,25 @@ const (
 type truth struct {
 	answers chan answer // has room for one; nil while nobody asks
 	next    int64
-	at      uint64 // the end of the last period, of the driver's clock; 0: none seen
-	heard   int64  // when it was read
+	at      uint64 // up to here all is known, of the driver's clock; 0: nothing
+	atNow   int64  // the same moment of our clock, or somewhat later
+	heard   int64  // when the driver last had something new
 	periods []uint64
 	fault   string
+}
+
+// rest moves on over periods in which nobody worked: drivers differ in whether what they
+// say next counts these in.
+func (t *truth) rest(now int64) {
+	if t.at == 0 || len(t.periods) == 0 {
+		return
+	}
+	period := int64(slices.Min(t.periods)) * int64(time.Microsecond)
+	// The newest may not be told yet.
+	if n := (now-t.atNow)/period - 2; n > 0 {
+		t.at += uint64(n * period / int64(time.Microsecond))
+		t.atNow += n * period
+	}
 }
 
 // usual is the driver's period, microseconds: the shortest of late, since longer ones
@@ -99,30 +118,36 @@ func (l *Loop) take(c *card, now int64, a answer) {
 	t.fault = ""
 	if a.At <= t.at {
 		// Nothing new, or nobody had work.
+		t.rest(now)
 		if now-t.heard > silentAfter && c.active() {
 			t.at, t.heard = 0, now
 		}
+		l.meter.rest(c.uuid, now-t.heard > restingAfter)
 		return
 	}
 	period := a.At - t.at
 	first := t.at == 0
-	t.at, t.heard = a.At, now
+	t.at, t.atNow, t.heard = a.At, now, now
 	if first || period < uint64(leastSample/time.Microsecond) {
 		c.unsettled()
 		return
 	}
 	usual := t.usual(min(period, uint64(mostSample/time.Microsecond)))
 	c.truthEvery = time.Duration(usual) * time.Microsecond
+	used, shared := map[*process]int{}, map[Key]int{}
+	for pid, percent := range a.Percent {
+		if host, key, ok := l.Process(pid); ok {
+			shared[key] += percent
+			if p := c.find(host, key); p != nil {
+				used[p] += percent
+			}
+		}
+	}
+	l.meter.add(c.uuid, shared, time.Duration(min(period, 2*usual))*time.Microsecond)
 	if period > usual+usual/2 {
-		// Nobody had work for a while, and drivers differ in whether they count that in.
+		// Nobody had work for a part of it, and drivers differ in whether that counts.
 		c.unsettled()
 		return
-	}
-	used := map[*process]int{}
-	for pid, percent := range a.Percent {
-		if p := l.find(c, pid); p != nil {
-			used[p] += percent
-		}
 	}
 	span := int64(period) * int64(time.Microsecond)
 	for _, m := range c.members {
@@ -135,13 +160,9 @@ func (l *Loop) take(c *card, now int64, a answer) {
 	}
 }
 
-// find is the process on a card that the driver calls pid, nil if no share's
-// process is.
-func (l *Loop) find(c *card, pid int) *process {
-	host, key, ok := l.Process(pid)
-	if !ok {
-		return nil
-	}
+// find is a process of a share on a card, nil for one that has no share of its
+// compute.
+func (c *card) find(host region.Process, key Key) *process {
 	for _, m := range c.members {
 		if m.seat.Key != key {
 			continue
