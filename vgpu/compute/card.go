@@ -171,17 +171,24 @@ func (c *Card) Tick(now int64) (again bool) {
 	for _, t := range c.Tenants {
 		c.divide(t, now, demanded)
 	}
+	lowWaits := c.lowWaits(now)
 	if c.config.Mode == Credit {
-		c.prefer(now)
+		for _, t := range c.Tenants {
+			for _, p := range t.Processes {
+				if t.Low && lowWaits {
+					p.Terms.Gate = Shut
+				}
+			}
+		}
 		c.lend(now)
 		return false
 	}
-	return c.giveTurns(now)
+	return c.giveTurns(now, lowWaits)
 }
 
-// prefer shuts the gates of tenants of low priority while one of high priority has
-// work.
-func (c *Card) prefer(now int64) {
+// lowWaits says that tenants of low priority may not launch now, since one of high
+// priority has work.
+func (c *Card) lowWaits(now int64) bool {
 	low := false
 	for _, t := range c.Tenants {
 		low = low || t.Low
@@ -193,22 +200,12 @@ func (c *Card) prefer(now int64) {
 	}
 	if !low || c.highAt == 0 || now-c.highAt > highLasts {
 		c.lowAt = now
-		return
-	}
-	if now-c.lowAt < lowTurn {
-		return
+		return false
 	}
 	if now-c.lowAt >= lowEvery {
 		c.lowAt = now
-		return
 	}
-	for _, t := range c.Tenants {
-		for _, p := range t.Processes {
-			if t.Low {
-				p.Terms.Gate = Shut
-			}
-		}
-	}
+	return now-c.lowAt >= lowTurn
 }
 
 // look counts who has work on the card and moves the pace.

@@ -240,44 +240,51 @@ func FuzzCounters(f *testing.F) {
 // Who is of low priority waits while one of high priority has work, but not for ever,
 // and keeps nobody from borrowing.
 func TestPriorities(t *testing.T) {
-	c := NewCard(Config{})
-	high, ph := one(300_000, true)
-	low, pl := one(600_000, false)
-	low.Low = true
-	c.Tenants = []*Tenant{high, low}
-	now, open, waited, longest, borrowed := int64(0), 0, int64(0), int64(0), 0
-	run := func(span int64, busy bool) {
-		open, borrowed, waited, longest = 0, 0, 0, 0
-		for end := now + span; now < end; now += 2 * ms {
-			ph.Now = Counters{Waiting: busy, Credit: -ms, CreditAt: now}
-			pl.Now = Counters{Waiting: true, Credit: 5 * ms, CreditAt: now}
-			c.Tick(now)
-			if pl.Terms.Gate == ByCredit {
-				open++
-				waited = 0
-			} else if waited += 2 * ms; waited > longest {
-				longest = waited
-			}
-			if ph.Terms.Borrow {
-				borrowed++
+	for _, mode := range []Mode{Credit, Turns, Drained} {
+		c := NewCard(Config{Mode: mode})
+		high, ph := one(300_000, true)
+		low, pl := one(600_000, false)
+		low.Low = true
+		c.Tenants = []*Tenant{high, low}
+		now, open, waited, longest, borrowed := int64(0), 0, int64(0), int64(0), 0
+		run := func(span int64, busy bool) {
+			open, borrowed, waited, longest = 0, 0, 0, 0
+			for end := now + span; now < end; now += 2 * ms {
+				ph.Now = Counters{Waiting: busy, Credit: -ms, CreditAt: now, Charged: ph.Now.Charged}
+				pl.Now = Counters{Waiting: true, Credit: 5 * ms, CreditAt: now, Charged: pl.Now.Charged}
+				for _, p := range []*Process{ph, pl} {
+					if p.Terms.Gate == Turn && p.Now.Waiting {
+						p.Now.Charged += 2 * ms
+					}
+				}
+				c.Tick(now)
+				if pl.Terms.Gate != Shut {
+					open++
+					waited = 0
+				} else if waited += 2 * ms; waited > longest {
+					longest = waited
+				}
+				if ph.Terms.Borrow || ph.Terms.Gate == Turn {
+					borrowed++
+				}
 			}
 		}
-	}
-	now = ms
-	run(2000*ms, true)
-	if open > 1000/15 || open < 1000/25 || longest > 200*ms {
-		t.Errorf("beside a busy one it may launch in %d of 1000 looks, and waits for up to %d ms", open, longest/ms)
-	}
-	if borrowed < 800 {
-		t.Errorf("what it doesn't use is lent in %d of 1000 looks", borrowed)
-	}
-	run(20*ms, false)
-	if open < 6 {
-		t.Errorf("with the other idle it may launch in %d of 10 looks", open)
-	}
-	run(20*ms, true)
-	if longest == 0 && open > 6 {
-		t.Error("it doesn't make way")
+		now = ms
+		run(2000*ms, true)
+		if open > 1000/10 || open < 1000/40 || longest > 300*ms {
+			t.Errorf("mode %d: beside a busy one it may launch in %d of 1000 looks, and waits for up to %d ms", mode, open, longest/ms)
+		}
+		if borrowed < 800 {
+			t.Errorf("mode %d: what it doesn't use is had by the other in %d of 1000 looks", mode, borrowed)
+		}
+		run(20*ms, false)
+		if open < 6 {
+			t.Errorf("mode %d: with the other idle it may launch in %d of 10 looks", mode, open)
+		}
+		run(20*ms, true)
+		if open > 8 {
+			t.Errorf("mode %d: it doesn't make way: open in %d of 10 looks", mode, open)
+		}
 	}
 }
 

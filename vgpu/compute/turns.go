@@ -67,12 +67,12 @@ func (c *Card) keep(p *Process, now int64) {
 
 // giveTurns lets one process launch at a time: of those that have work the one
 // that is behind most, measured by its share. Fixed shares get no turn on debt.
-func (c *Card) giveTurns(now int64) (again bool) {
+func (c *Card) giveTurns(now int64, lowWaits bool) (again bool) {
 	hungry := false
 	for _, t := range c.Tenants {
 		for _, p := range t.Processes {
 			c.keep(p, now)
-			hungry = hungry || (p.busy || p.Now.Waiting) && p.turn.have > 0
+			hungry = hungry || (p.busy || p.Now.Waiting) && p.turn.have > 0 && !(t.Low && lowWaits)
 		}
 	}
 	var best *Process
@@ -85,7 +85,7 @@ func (c *Card) giveTurns(now int64) (again bool) {
 				p.turn.have = max(p.turn.have, -mostOwed*int64(p.Terms.SharePPM)/1_000_000)
 			}
 			wants := p.busy || p.Now.Waiting
-			may := t.Elastic || p.turn.have > 0
+			may := (t.Elastic || p.turn.have > 0) && !(t.Low && lowWaits)
 			if p == c.turn.holder {
 				holderWants, holderMay = wants || p.demanding(now) && now-p.demandedAt < int64(5*time.Millisecond), may
 			}
