@@ -103,6 +103,17 @@ type Utilization struct {
 	Percent map[int]int
 }
 
+// Account is what the driver has written down of one process on a card.
+type Account struct {
+	// Percent is the part of its life in which it had a kernel on the card.
+	Percent int
+	// PeakBytes is the most memory that it had.
+	PeakBytes uint64
+	// Milliseconds is how long it has had a context; 0 while it runs.
+	Milliseconds uint64
+	Running      bool
+}
+
 // Process is one process on a card.
 type Process struct {
 	PID int
