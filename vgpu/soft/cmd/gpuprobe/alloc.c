@@ -8,17 +8,7 @@
 #include "../units.h"
 #include "probe.h"
 
-typedef enum { BY_ALLOC, BY_PITCH, BY_MANAGED, BY_ASYNC, BY_VMM, BY_LEGACY, BY_ARRAY } way;
-
-typedef struct {
-  CUdeviceptr pointer;
-  CUmemGenericAllocationHandle handle;
-  CUarray array;
-  size_t bytes; /* granted, as far as the call says */
-  way by;
-} piece;
-
-static const char *way_name(way by) {
+const char *way_name(way by) {
   static const char *const names[] = {"cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemAllocAsync", "cuMemCreate", "cuMemAlloc (32 bit)",
                                       "cuArray3DCreate"};
   return names[by];
@@ -44,7 +34,7 @@ static CUresult take_vmm(uint64_t bytes, int device, piece *out) {
   return result;
 }
 
-static CUresult take(way by, uint64_t bytes, int device, piece *out) {
+CUresult take_piece(way by, uint64_t bytes, int device, piece *out) {
   CUresult result;
   *out = (piece){.by = by, .bytes = bytes};
   switch (by) {
@@ -75,12 +65,13 @@ static CUresult take(way by, uint64_t bytes, int device, piece *out) {
     out->bytes = row * d.Height;
     return cuda.cuArray3DCreate_v2(&out->array, &d);
   }
-  case BY_ALLOC: break;
+  case BY_ALLOC:
+  case WAYS: break;
   }
   return cuda.cuMemAlloc_v2(&out->pointer, bytes);
 }
 
-static CUresult give(const piece *p) {
+CUresult give_piece(const piece *p) {
   if (p->by == BY_ASYNC) {
     CUresult result = cuda.cuMemFreeAsync(p->pointer, NULL);
     return result == CUDA_SUCCESS ? cuda.cuStreamSynchronize(NULL) : result;
@@ -159,7 +150,7 @@ int probe_alloc(int argc, char **argv) {
   if (!pieces) return PROBE_REFUSED;
   for (int i = 0; i < argc; i++) {
     units_bytes(argv[i], &bytes);
-    CUresult result = take(by, bytes, device, &pieces[held]);
+    CUresult result = take_piece(by, bytes, device, &pieces[held]);
     CUresult touched = CUDA_SUCCESS;
     if (result == CUDA_SUCCESS && touch && by != BY_ARRAY) touched = cuda.cuMemsetD8_v2(pieces[held].pointer, 0x5a, bytes);
     line("alloc");
@@ -179,7 +170,7 @@ int probe_alloc(int argc, char **argv) {
   if (free_after) nap_ns(free_after_ns);
   if (free_after || !holds) {
     for (int i = 0; i < held; i++) {
-      CUresult result = give(&pieces[i]);
+      CUresult result = give_piece(&pieces[i]);
       if (result != CUDA_SUCCESS) code = refused("free", result);
     }
     line("freed");
@@ -207,7 +198,7 @@ int probe_fill(int argc, char **argv) {
   CUresult result = CUDA_SUCCESS;
   if (least > step) least = step;
   for (uint64_t size = step; size >= least; size /= 2)
-    while ((result = take(BY_ALLOC, size, device, &one)) == CUDA_SUCCESS) {
+    while ((result = take_piece(BY_ALLOC, size, device, &one)) == CUDA_SUCCESS) {
       granted += size;
       count++;
     }

@@ -18,7 +18,7 @@ int spin_function(CUfunction *out) {
   return result == CUDA_SUCCESS ? PROBE_OK : refused("module", result);
 }
 
-static CUresult timed_spin(CUfunction spin, uint64_t iterations, float *ms) {
+static CUresult timed_spin(CUfunction spin, unsigned int blocks, unsigned int threads, uint64_t iterations, float *ms) {
   CUdeviceptr none = 0;
   void *parameters[] = {&iterations, &none};
   CUevent start, end;
@@ -26,7 +26,7 @@ static CUresult timed_spin(CUfunction spin, uint64_t iterations, float *ms) {
   if (result != CUDA_SUCCESS) return result;
   result = cuda.cuEventCreate(&end, CU_EVENT_DEFAULT);
   if (result == CUDA_SUCCESS) result = cuda.cuEventRecord(start, NULL);
-  if (result == CUDA_SUCCESS) result = cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+  if (result == CUDA_SUCCESS) result = cuda.cuLaunchKernel(spin, blocks, 1, 1, threads, 1, 1, 0, NULL, parameters, NULL);
   if (result == CUDA_SUCCESS) result = cuda.cuEventRecord(end, NULL);
   if (result == CUDA_SUCCESS) result = cuda.cuEventSynchronize(end);
   if (result == CUDA_SUCCESS) result = cuda.cuEventElapsedTime(ms, start, end);
@@ -36,14 +36,14 @@ static CUresult timed_spin(CUfunction spin, uint64_t iterations, float *ms) {
 }
 
 /* The shortest of three runs of two lengths: their difference has no launch cost in it. */
-int spin_iterations(CUfunction spin, uint64_t ns, uint64_t *out) {
-  enum { SHORT = 200000, LONG = 1200000 };
+int spin_iterations(CUfunction spin, unsigned int blocks, unsigned int threads, uint64_t ns, uint64_t *out) {
+  enum { SHORT = 20000, LONG = 120000 };
   float best_short = 1e9f, best_long = 1e9f, ms;
   for (int i = 0; i < 3; i++) {
-    CUresult result = timed_spin(spin, SHORT, &ms);
+    CUresult result = timed_spin(spin, blocks, threads, SHORT, &ms);
     if (result != CUDA_SUCCESS) return refused("calibrate", result);
     if (ms < best_short) best_short = ms;
-    result = timed_spin(spin, LONG, &ms);
+    result = timed_spin(spin, blocks, threads, LONG, &ms);
     if (result != CUDA_SUCCESS) return refused("calibrate", result);
     if (ms < best_long) best_long = ms;
   }
@@ -51,6 +51,14 @@ int spin_iterations(CUfunction spin, uint64_t ns, uint64_t *out) {
   if (per_iteration_ns < 0.01) per_iteration_ns = 0.01;
   *out = (uint64_t)((double)ns / per_iteration_ns + 0.5);
   return PROBE_OK;
+}
+
+unsigned int card_width(int device) {
+  int processors = 0, threads = 0;
+  if (!cuda.cuDeviceGetAttribute || cuda.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
+      cuda.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) != CUDA_SUCCESS || processors < 1 || threads < 1024)
+    return 1;
+  return (unsigned int)(processors * (threads / 1024));
 }
 
 int probe_launch(int argc, char **argv) {
@@ -73,7 +81,7 @@ int probe_launch(int argc, char **argv) {
 
   int code = open_device((int)device);
   if (code == PROBE_OK) code = spin_function(&spin);
-  if (code == PROBE_OK) code = spin_iterations(spin, duration_ns, &iterations);
+  if (code == PROBE_OK) code = spin_iterations(spin, (unsigned int)blocks, 32, duration_ns, &iterations);
   if (code != PROBE_OK) return code;
   CUresult result = CUDA_SUCCESS;
   for (uint64_t i = 0; i < streams && result == CUDA_SUCCESS; i++) result = cuda.cuStreamCreate(&on[i], CU_STREAM_DEFAULT);

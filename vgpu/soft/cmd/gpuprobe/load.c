@@ -78,13 +78,10 @@ static void thought(window *windows, const plan *p, uint64_t began, uint64_t fro
   }
 }
 
-/* Blocks of 1024 threads that fill the card: kernels of other streams wait. */
-static unsigned int card_width(int device) {
-  int processors = 0, threads = 0;
-  if (!cuda.cuDeviceGetAttribute || cuda.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
-      cuda.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) != CUDA_SUCCESS || processors < 1 || threads < 1024)
-    return 1;
-  return (unsigned int)(processors * (threads / 1024));
+static void launched(window *windows, const plan *p, uint64_t began, uint64_t at, uint64_t ns) {
+  if (!p->window_ns || at < began + p->skip_ns) return;
+  uint64_t i = (at - began - p->skip_ns) / p->window_ns;
+  if (i < MOST_WINDOWS) windows[i].launched_ns += ns;
 }
 
 static CUresult work(const plan *p, CUfunction *functions, const uint64_t *iterations, CUstream *streams, uint64_t began, window *windows, window *all) {
@@ -100,6 +97,7 @@ static CUresult work(const plan *p, CUfunction *functions, const uint64_t *itera
     result = cuda.cuLaunchKernel(functions[k], p->blocks, 1, 1, 1024, 1, 1, 0, streams[launches++ % p->streams], parameters, NULL);
     if (result != CUDA_SUCCESS) break;
     all->launched_ns += ns;
+    launched(windows, p, began, now_ns(), ns); /* a launch that was held back counts when it goes */
     if (p->sync_each) result = cuda.cuCtxSynchronize();
     if (!p->burst_ns || (burst -= (int64_t)ns) > 0) continue;
     if (result == CUDA_SUCCESS) result = cuda.cuCtxSynchronize();
@@ -115,7 +113,7 @@ static CUresult work(const plan *p, CUfunction *functions, const uint64_t *itera
 
 int probe_load(int argc, char **argv) {
   plan p = {.length_ns = 10000000000ull, .kernels = {1000000}, .kernel_count = 1, .streams = 1, .seed = 1};
-  uint64_t device = 0, iterations[MOST_KERNELS];
+  uint64_t device = 0, iterations[MOST_KERNELS], iteration_ps = 0;
   CUfunction functions[MOST_KERNELS];
   CUstream streams[MOST_STREAMS];
   static window windows[MOST_WINDOWS], all;
@@ -132,6 +130,7 @@ int probe_load(int argc, char **argv) {
   if ((option = take_option(&argc, argv, "--think")) && !units_nanoseconds(option, &p.think_ns)) return usage("--think can't be %s", option);
   if ((option = take_option(&argc, argv, "--skip")) && !units_nanoseconds(option, &p.skip_ns)) return usage("--skip can't be %s", option);
   if ((option = take_option(&argc, argv, "--window")) && !units_nanoseconds(option, &p.window_ns)) return usage("--window can't be %s", option);
+  if ((option = take_option(&argc, argv, "--iteration-ps")) && (!units_number(option, &iteration_ps) || !iteration_ps)) return usage("--iteration-ps can't be %s", option);
   if ((option = take_option(&argc, argv, "--device")) && (!units_number(option, &device) || device > 64)) return usage("--device can't be %s", option);
   if (argc) return usage("load takes no %s", argv[0]);
   if (!p.burst_ns != !p.think_ns) return usage("--burst and --think belong together");
@@ -146,7 +145,8 @@ int probe_load(int argc, char **argv) {
     code = spin_function(&functions[k]);
     iterations[k] = p.kernels[k];
     /* A software GPU needs no calibration, and with a virtual clock there may be nobody to let the time pass. */
-    if (code == PROBE_OK && !soft_clock_ns) code = spin_iterations(functions[k], p.kernels[k], &iterations[k]);
+    if (iteration_ps) iterations[k] = p.kernels[k] * 1000 / iteration_ps + 1;
+    else if (code == PROBE_OK && !soft_clock_ns) code = spin_iterations(functions[k], p.blocks, 1024, p.kernels[k], &iterations[k]);
   }
   if (code != PROBE_OK) return code;
   CUresult result = CUDA_SUCCESS;
@@ -155,6 +155,7 @@ int probe_load(int argc, char **argv) {
 
   line("ready");
   field_number("pid", (uint64_t)getpid());
+  field_number("iterationPicoseconds", iterations[0] ? p.kernels[0] * 1000 / iterations[0] : 0);
   line_end();
   if (wait) {
     /* "AT" on stdin: the clock's time at which to begin. */
@@ -166,16 +167,19 @@ int probe_load(int argc, char **argv) {
   result = work(&p, functions, iterations, streams, began, windows, &all);
   uint64_t took = now_ns() - began;
   if (result == CUDA_SUCCESS) result = cuda.cuCtxSynchronize();
+  uint64_t drained = now_ns() - began;
   if (soft_clock_leave) soft_clock_leave(); /* what it waits for from here on isn't time */
   for (unsigned int i = 0; i < MOST_WINDOWS && p.window_ns && p.skip_ns + (i + 1) * p.window_ns <= p.length_ns; i++) {
     line("window");
     field_number("number", i);
     field_number("thoughtNanoseconds", windows[i].thought_ns);
+    field_number("workNanoseconds", windows[i].launched_ns);
     line_end();
   }
   line("load");
   field_result(result);
   field_number("tookNanoseconds", took);
+  field_number("drainedNanoseconds", drained); /* the same until all of it was done */
   field_number("workNanoseconds", all.launched_ns);
   field_number("thoughtNanoseconds", all.thought_ns);
   field_real("percent", took ? 100.0 * (double)all.launched_ns / (double)took : 0);

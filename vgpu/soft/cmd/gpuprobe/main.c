@@ -14,7 +14,11 @@ static const char usage_text[] =
     "  gpuprobe fill [--step SIZE] [--least SIZE] [--hold [TIME]]   until it is refused\n"
     "  gpuprobe launch --count N --duration TIME [--streams N] [--blocks N]\n"
     "  gpuprobe load [--for TIME] [--kernels TIME,TIME...] [--streams N] [--seed N] [--sync]\n"
-    "           [--burst TIME --think TIME] [--skip TIME --window TIME] [--wait]   work without end, to see what one gets\n"
+    "           [--burst TIME --think TIME] [--skip TIME --window TIME] [--wait] [--iteration-ps N]   work without end, to see what one gets\n"
+    "  gpuprobe charges [--random TIME] [--seed N]   what each way to get memory costs, by the driver and by the share\n"
+    "  gpuprobe refusals                      one page more than is free is refused, all that is free is had, in each way\n"
+    "  gpuprobe costs [--launches]            nanoseconds that carve's library adds to the driver behind it\n"
+    "  gpuprobe slices [--for TIME] [--kernel TIME] [--wait]   how long a card stays with one program, beside another\n"
     "  gpuprobe race --procs N --size SIZE --seconds N [--kill]   many processes allocate and free\n"
     "  gpuprobe paths                         which files the loader really opens\n"
     "  gpuprobe symbols [FILE] [--version N]  names (from a file or stdin) by dlsym and cuGetProcAddress\n"
@@ -59,6 +63,7 @@ int main(int argc, char **argv) {
   static const struct { const char *name; int (*run)(int, char **); } commands[] = {
       {"info", probe_info}, {"alloc", probe_alloc}, {"fill", probe_fill},       {"launch", probe_launch}, {"load", probe_load},
       {"race", probe_race}, {"paths", probe_paths}, {"symbols", probe_symbols}, {"serve", probe_serve},
+      {"charges", probe_charges}, {"refusals", probe_refusals}, {"costs", probe_costs}, {"slices", probe_slices},
   };
   if (argc < 2) {
     fputs(usage_text, stderr);

@@ -75,9 +75,44 @@ void nap_ns(uint64_t ns);
 
 /* The conformance kernels' text. */
 extern const char probe_kernel_text[];
-/* Iterations of carve_spin that last so long on the current device (calibrated; 1 ns each on a software GPU). */
 int spin_function(CUfunction *out);
-int spin_iterations(CUfunction spin, uint64_t ns, uint64_t *out);
+/* Iterations of carve_spin that last so long on the current device in a launch of that shape (calibrated; 1 ns each on a
+ * software GPU). The shape matters: threads that share a processor share its time. */
+int spin_iterations(CUfunction spin, unsigned int blocks, unsigned int threads, uint64_t ns, uint64_t *out);
+/* Blocks of 1024 threads that fill the device: kernels of other streams wait. */
+unsigned int card_width(int device);
+
+/* ---- a share, seen from inside (share.c) ---- */
+
+typedef struct {
+  bool process_known;           /* NVML lists this process under its own pid */
+  uint64_t process_bytes;       /* what the driver says that it has on the card */
+  uint64_t card_bytes;          /* in use on the whole card */
+  bool charged_known;           /* there is a share */
+  uint64_t charged_bytes;       /* what its line of the usage file says */
+} figures;
+
+/* Finds the driver's own NVML, past carve's front, and this process' line of the usage file. After open_device. */
+int open_figures(int device);
+figures figures_now(void);
+/* The driver's library behind carve's front; NULL where there is no front. */
+void *driver_behind(const char *library);
+
+/* ---- the ways to get memory (alloc.c) ---- */
+
+typedef enum { BY_ALLOC, BY_PITCH, BY_MANAGED, BY_ASYNC, BY_VMM, BY_LEGACY, BY_ARRAY, WAYS } way;
+
+typedef struct {
+  CUdeviceptr pointer;
+  CUmemGenericAllocationHandle handle;
+  CUarray array;
+  size_t bytes; /* granted, as far as the call says */
+  way by;
+} piece;
+
+const char *way_name(way by);
+CUresult take_piece(way by, uint64_t bytes, int device, piece *out);
+CUresult give_piece(const piece *p);
 
 /* Options common to subcommands: takes --NAME VALUE out of argv. NULL when absent. */
 const char *take_option(int *argc, char **argv, const char *name);
@@ -85,6 +120,10 @@ bool take_flag(int *argc, char **argv, const char *name);
 
 int probe_info(int argc, char **argv);
 int probe_alloc(int argc, char **argv);
+int probe_charges(int argc, char **argv);
+int probe_refusals(int argc, char **argv);
+int probe_costs(int argc, char **argv);
+int probe_slices(int argc, char **argv);
 int probe_fill(int argc, char **argv);
 int probe_launch(int argc, char **argv);
 int probe_load(int argc, char **argv);

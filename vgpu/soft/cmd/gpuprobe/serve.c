@@ -61,7 +61,7 @@ static void launch(const char *time) {
   CUdeviceptr none = 0;
   void *parameters[] = {&iterations, &none};
   if (!units_nanoseconds(time, &ns) || (!spin && spin_function(&spin) != PROBE_OK)) return;
-  if (spin_iterations(spin, ns, &iterations) != PROBE_OK) return;
+  if (spin_iterations(spin, 1, 32, ns, &iterations) != PROBE_OK) return;
   uint64_t began = wall_ns();
   CUresult result = cuda.cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL);
   if (result == CUDA_SUCCESS) result = cuda.cuCtxSynchronize();
