@@ -89,6 +89,17 @@ test-long: test race asan fuzz ## the same with larger counts, sanitizers and fu
 	$(MAKE) --no-print-directory -C vgpu/lib systems
 	@$(SHOW_E2E)
 
+BUNDLE := build/gpu-bundle
+.PHONY: gpu-bundle
+gpu-bundle: native ## one folder (and its .tar.gz) that tries everything on a bare machine with a card: $(BUNDLE)/run
+	@mkdir -p build
+	CGO_ENABLED=1 $(GOBUILD) -o build/carve-gputest ./cmd/carve-gputest
+	@vgpu/bundle/pack.sh $(BUNDLE) build/carve-gputest
+
+.PHONY: test-gpu
+test-gpu: gpu-bundle ## run it here; needs a card
+	$(BUNDLE)/run
+
 # The page's other tests are in test-go and need no browser.
 CHROMIUM ?= $(shell command -v chromium)
 .PHONY: test-page

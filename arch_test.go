@@ -75,7 +75,7 @@ func standard(path string) bool {
 func TestArrows(t *testing.T) {
 	// A bench wires rooms together as a command does.
 	bench := func(room string) bool { return strings.HasSuffix(room, "/bench") }
-	rooms := []string{"deviceplugin", "nri-hook", "mig", "scheduler-extender", "monitor", "vgpu/agent", "vgpu/guard", "vgpu/dmem"}
+	rooms := []string{"deviceplugin", "nri-hook", "mig", "scheduler-extender", "monitor", "vgpu/agent", "vgpu/guard", "vgpu/dmem", "vgpu/bundle"}
 	for _, p := range packages(t) {
 		for _, imp := range p.Imports {
 			own, inside := strings.CutPrefix(imp, module+"/")
