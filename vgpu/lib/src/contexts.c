@@ -253,7 +253,16 @@ static void drop_blocks(struct carve_state *s, uint32_t context) {
     }
 }
 
+static void drop_heaps(struct carve_state *s, const struct carve_context *closing) {
+    for (unsigned i = 0; i < CARVE_HEAPS; i++) {
+        if (closing->heaps[i].units != 0) {
+            carve_release(s, (unsigned)closing->card, closing->heaps[i].units);
+        }
+    }
+}
+
 static void drop_context(struct carve_state *s, const struct carve_context *closing) {
+    drop_heaps(s, closing);
     carve_release(s, (unsigned)closing->card, closing->units);
     carve_note_context(s, (unsigned)closing->card, -(int64_t)closing->units);
 }
@@ -298,6 +307,9 @@ void carve_primary_released(const struct carve_driver *d, struct carve_state *s,
             list_remove(c);
         } else if (reset) {
             c->id = ++s->last_context_id; /* what is allocated from now on is not what was reset */
+            for (unsigned i = 0; i < CARVE_HEAPS; i++) {
+                c->heaps[i] = (struct carve_heap){0};
+            }
         }
     }
     carve_unlock(&s->contexts_lock);
@@ -307,6 +319,8 @@ void carve_primary_released(const struct carve_driver *d, struct carve_state *s,
     }
     if (gone) {
         drop_context(s, &closing);
+    } else if (c != NULL && reset) {
+        drop_heaps(s, &closing);
     }
 }
 
@@ -340,6 +354,9 @@ void carve_green_named(struct carve_state *s, CUgreenCtx green, CUcontext handle
         context.handle = handle;
         context.primary = false;
         context.units = 0;
+        for (unsigned i = 0; i < CARVE_HEAPS; i++) {
+            context.heaps[i] = (struct carve_heap){0};
+        }
         context.green = green;
         (void)list_add(s, context);
     }

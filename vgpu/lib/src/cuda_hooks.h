@@ -154,6 +154,8 @@
       "count the use", "-", "pass") \
     X(cuCtxDetach, "2.0", (CUcontext context), \
       "give back all in it with the last user", "-", "pass") \
+    X(cuCtxSetLimit, "3.1", (CUlimit limit, size_t value), \
+      "charge what stacks, heap and the FIFO of printf take", "pages, or more as measured", "refuse") \
     X(cuGLCtxCreate, "2.0", (CUcontext *context, unsigned int flags, CUdevice device), \
       "charge", "a context", "refuse") \
     X(cuGLCtxCreate_v2, "3.2", (CUcontext *context, unsigned int flags, CUdevice device), \
@@ -257,6 +259,8 @@
     X(cuMipmappedArrayGetMemoryRequirements) \
     X(cuCtxGetCurrent)             \
     X(cuCtxGetDevice)              \
+    X(cuCtxGetLimit)               \
+    X(cuDeviceGetAttribute)        \
     X(cuCtxPopCurrent_v2)          \
     X(cuCtxPushCurrent_v2)         \
     X(cuDeviceGetUuid)             \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hooks of contexts: what the driver takes for a context counts inside the share. */
 #include "contexts.h"
+#include "heaps.h"
 #include "throttle.h"
 #include "reserves.h"
 
@@ -115,6 +116,30 @@ CARVE_EXPORT CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, C
 
 CARVE_EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find) {
     CREATE(cuVDPAUCtxCreate_v2, context, device, false, cuVDPAUCtxCreate_v2(context, flags, device, vdpau, find));
+}
+
+CARVE_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_place place;
+    if (d->cuCtxSetLimit == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (limit < 0 || limit >= CARVE_HEAPS) {
+        return d->cuCtxSetLimit(limit, value); /* none of which it is known what it takes */
+    }
+    struct carve_state *s = carve_state();
+    if (s == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    carve_contexts_follow(s);
+    switch (carve_current(d, s, &place)) {
+    case CARVE_HERE:
+        return carve_heap_set(d, s, &place, limit, value);
+    case CARVE_FOREIGN:
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    default:
+        return d->cuCtxSetLimit(limit, value); /* it has an answer to that */
+    }
 }
 
 /* ---- green contexts ---- */

@@ -43,6 +43,16 @@ struct carve_account {
     uint64_t sequence;
 } __attribute__((aligned(64)));
 
+/* Limits that may take memory of the card, see heaps.h: those with lower numbers. */
+enum { CARVE_HEAPS = 3 };
+
+struct carve_heap {
+    uint64_t first; /* the limit that the context had at first */
+    uint32_t units; /* charged for what it takes beyond that */
+    bool known;     /* first is */
+    bool seen;      /* the driver was seen to take memory as it was set */
+};
+
 /* A context that this process created. */
 struct carve_context {
     CUcontext handle; /* NULL: free place */
@@ -53,6 +63,7 @@ struct carve_context {
     CUdevice device;
     uint32_t units;    /* charged for it */
     uint32_t attached; /* uses beyond the first, see cuCtxAttach */
+    struct carve_heap heaps[CARVE_HEAPS];
     CUgreenCtx green;  /* it is another name of a part of the primary one, which is charged; else NULL */
 };
 
@@ -206,6 +217,7 @@ struct carve_state {
     struct carve_arrays arrays;
     struct carve_account accounts[CARVE_MAX_CARDS];
 
+    uint32_t heap_turn; /* a thread sets a limit of a context, see heaps.c */
     uint32_t captures; /* streams that are being captured */
     struct carve_throttle *throttles[CARVE_MAX_CARDS]; /* see throttle.c; NULL: nothing was launched there */
 };

@@ -70,12 +70,14 @@ on_soft() {
     shift 2
     "$soft/softgpu" destroy "$root" > /dev/null 2>&1
     "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver "$driver" --clock "$clock" > "$output" 2>&1 || cat "$output"
+    [ -z "$settings" ] || "$soft/softgpu" set "$root" $settings > "$output" 2>&1 || cat "$output"
     cuda_front=$plain_cuda nvml_front=$plain_nvml
     twins "$root"/usr/lib/*/libcuda.so.1 "$root"/usr/lib/*/libnvidia-ml.so.1
     cuda_front=$folder/twin-cuda.so nvml_front=$folder/twin-nvml.so
     run "$name, driver $driver" "$here/inside.sh" "$cuda_front" "$nvml_front" "soft:$root" - "$@"
 }
 
+settings=
 clock=virtual
 on_soft "compute" 550.90.07 "$(realpath "$folder/compute_test")"
 clock=real
@@ -87,7 +89,11 @@ for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     on_soft "pools" "$driver" "$folder/pool_test"
     on_soft "arrays" "$driver" "$folder/array_test"
     on_soft "graphs" "$driver" "$folder/graph_test"
+    on_soft "heaps" "$driver" "$folder/heap_test"
     on_soft "shared memory" "$driver" "$folder/shared_test"
 done
+settings=stacks=110
+on_soft "heaps of a driver that takes more" 550.90.07 "$folder/heap_test" more
+settings=
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

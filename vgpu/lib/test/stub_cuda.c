@@ -539,6 +539,7 @@ extern CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream) ABSENT;
 extern CUresult cuGraphUpload(CUgraphExec, CUstream) ABSENT;
 extern CUresult cuGraphUpload_ptsz(CUgraphExec, CUstream) ABSENT;
 extern CUresult cuDeviceGraphMemTrim(CUdevice) ABSENT;
+extern CUresult cuCtxSetLimit(CUlimit, size_t) ABSENT;
 extern CUresult cuArrayCreate(CUarray *, const CUDA_ARRAY_DESCRIPTOR_v1 *) ABSENT;
 extern CUresult cuArray3DCreate(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR_v1 *) ABSENT;
 extern CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *) ABSENT;

@@ -14,13 +14,6 @@ enum { STACK_DEPTH = 64 };
 static __thread context *stack[STACK_DEPTH];
 static __thread int depth;
 
-static const size_t default_limits[CONTEXT_LIMITS] = {
-    [CU_LIMIT_STACK_SIZE] = 1024,       [CU_LIMIT_PRINTF_FIFO_SIZE] = 7 << 20,
-    [CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20, [CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2,
-    [CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048, [CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 128,
-    [CU_LIMIT_PERSISTING_L2_CACHE_SIZE] = 0,
-};
-
 /* ---- the calling thread's context ---------------------------------------- */
 
 context *context_peek(void) { return depth ? stack[depth - 1] : NULL; }
@@ -103,7 +96,7 @@ static CUresult make(CUdevice device, unsigned int flags, unsigned int api_versi
   ctx->flags = flags;
   ctx->api_version = api_version;
   ctx->id = the_driver.next_id++;
-  memcpy(ctx->limits, default_limits, sizeof default_limits);
+  limits_begin(ctx);
   ctx->legacy = (stream){.owner = ctx, .number = SOFT_LEGACY_STREAM};
   ctx->next = the_driver.contexts;
   the_driver.contexts = ctx;
@@ -131,6 +124,7 @@ static void end(context *ctx) {
   imports_drop(ctx);
   if (only) graph_memory_drop(ctx->card);
   memory_drop(ctx);
+  limits_drop(ctx);
   if (soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
     soft_ledger_close_context(region, ctx->card);
     soft_unlock(region);
@@ -354,21 +348,6 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
   if (result != CUDA_SUCCESS) LEAVE(result);
   if (!version) LEAVE(CUDA_ERROR_INVALID_VALUE);
   *version = ctx->api_version;
-  LEAVE(CUDA_SUCCESS);
-}
-
-EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
-  CURRENT(ctx);
-  if (limit < 0 || limit >= CONTEXT_LIMITS) LEAVE(CUDA_ERROR_UNSUPPORTED_LIMIT);
-  ctx->limits[limit] = value;
-  LEAVE(CUDA_SUCCESS);
-}
-
-EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
-  CURRENT(ctx);
-  if (!value) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  if (limit < 0 || limit >= CONTEXT_LIMITS) LEAVE(CUDA_ERROR_UNSUPPORTED_LIMIT);
-  *value = ctx->limits[limit];
   LEAVE(CUDA_SUCCESS);
 }
 

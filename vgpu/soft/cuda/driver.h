@@ -65,6 +65,8 @@ struct CUctx_st {
   unsigned int api_version;
   unsigned long long id;
   size_t limits[CONTEXT_LIMITS];
+  uint64_t limit_bytes[CONTEXT_LIMITS]; /* charged beyond what the context's cost has of each */
+  bool heap_made;        /* modules were loaded, and with the first the heap of malloc */
   CUfunc_cache cache_config;
   CUsharedconfig shared_config;
   uint32_t peers;        /* bit per device: access enabled */
@@ -130,6 +132,12 @@ CUresult context_current(context **out);
 context *context_peek(void);
 soft_card *context_card(const context *ctx);
 CUresult context_lost(const context *ctx);
+
+/* ---- limit.c: what a context sets aside for stacks, printf and malloc ---- */
+void limits_begin(context *ctx);
+void limits_drop(context *ctx);
+/* The heap of malloc is made with the first module. */
+CUresult limits_heap(context *ctx);
 
 /* ---- stream.c, work.c ---- */
 

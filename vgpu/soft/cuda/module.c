@@ -24,6 +24,7 @@ CUresult module_load(context *ctx, const void *image, struct CUmod_st **out) {
     result = memory_allocate(ctx, module->image.globals[i].bytes, false, &module->globals[i]);
     if (result == CUDA_SUCCESS) memset(memory_host_view(module->globals[i], module->image.globals[i].bytes, true), 0, module->image.globals[i].bytes);
   }
+  if (result == CUDA_SUCCESS) result = limits_heap(ctx);
   if (result == CUDA_SUCCESS && !handle_add(module, HANDLE_MODULE)) result = CUDA_ERROR_OUT_OF_MEMORY;
   module->owner = ctx;
   if (result != CUDA_SUCCESS) {

@@ -96,7 +96,7 @@ typedef struct {
   uint32_t accounting;
   uint32_t temperature_c;    /* 0: follows the load */
   uint32_t sharing;          /* SOFT_SHARING_* */
-  uint32_t pad1;
+  uint32_t stack_extra;      /* percent that stacks take beyond what there are threads for */
 
   /* faults */
   uint32_t lost;             /* fell off the bus */
