@@ -40,7 +40,19 @@
     X(cuMemMap, "10.2", (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags), \
       "count the mapping", "-", "pass") \
     X(cuMemUnmap, "10.2", (CUdeviceptr pointer, size_t bytes), \
-      "give back with the last handle and mapping", "-", "pass")
+      "give back with the last handle and mapping", "-", "pass") \
+    X(cuMulticastCreate, "12.1", (CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *property), \
+      "follow what is bound to it", "-", "pass") \
+    X(cuMulticastBindMem, "12.1", (CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory, size_t memoryOffset, size_t bytes, unsigned long long flags), \
+      "count the binding", "-", "pass") \
+    X(cuMulticastBindMem_v2, "13.1", (CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUmemGenericAllocationHandle memory, size_t memoryOffset, size_t bytes, unsigned long long flags), \
+      "count the binding", "-", "pass") \
+    X(cuMulticastBindAddr, "12.1", (CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr pointer, size_t bytes, unsigned long long flags), \
+      "count the binding", "-", "pass") \
+    X(cuMulticastBindAddr_v2, "13.1", (CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUdeviceptr pointer, size_t bytes, unsigned long long flags), \
+      "count the binding", "-", "pass") \
+    X(cuMulticastUnbind, "12.1", (CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t bytes), \
+      "give back with the last handle, mapping and binding", "-", "pass")
 
 #define CARVE_HOOKS_POOL(X) \
     X(cuMemAllocAsync, "11.2", (CUdeviceptr *pointer, size_t bytes, CUstream stream), \

@@ -10,6 +10,10 @@ static void give_back(struct carve_state *s, struct carve_gone gone) {
     if (gone.units != 0) {
         carve_release(s, gone.card, gone.units);
     }
+    struct carve_gone bound;
+    while (CARVE_UNLIKELY(gone.object != 0) && carve_virtual_unbound_all(s, gone.object, &bound)) {
+        give_back(s, bound); /* memory, which has nothing bound to it */
+    }
 }
 
 CARVE_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *property,
@@ -73,8 +77,8 @@ CARVE_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (result == CUDA_SUCCESS) {
         gone = carve_virtual_release(s, handle);
     }
-    carve_virtual_turn_end(s);
     give_back(s, gone);
+    carve_virtual_turn_end(s);
     return result;
 }
 
@@ -139,6 +143,151 @@ CARVE_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
     struct carve_gone gone;
     while (result == CUDA_SUCCESS && carve_virtual_unmapped(s, &next, pointer + bytes, &gone)) {
         give_back(s, gone); /* waits for nobody */
+    }
+    carve_virtual_turn_end(s);
+    return result;
+}
+
+/* ---- multicast objects ---- */
+
+CARVE_EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *property) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMulticastCreate == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    struct carve_state *s = carve_state();
+    if (s == NULL || handle == NULL) {
+        return d->cuMulticastCreate(handle, property);
+    }
+    if (!carve_slot(s) || !carve_virtual_turn(s, true)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUmemGenericAllocationHandle made = 0;
+    CUresult result = d->cuMulticastCreate(&made, property);
+    if (result == CUDA_SUCCESS && !carve_virtual_object(s, made)) {
+        if (d->cuMemRelease != NULL) {
+            (void)d->cuMemRelease(made);
+        }
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    carve_virtual_turn_end(s);
+    if (result == CUDA_SUCCESS) {
+        *handle = made;
+    }
+    return result;
+}
+
+/* What is bound is held before the driver is asked, and without the turn: it may wait for devices that other processes
+ * have yet to add. device is -1 where it is the memory's own. */
+struct binding {
+    const struct carve_driver *d;
+    struct carve_state *s; /* NULL: nothing is followed */
+    uint32_t block;        /* 0: it isn't known */
+    unsigned card;
+};
+
+static struct binding begin_bind(CUmemGenericAllocationHandle memory, CUdeviceptr address, CUdevice device) {
+    struct binding b = {.d = carve_driver(), .s = carve_state()};
+    if (b.s == NULL || !carve_virtual_turn(b.s, false)) {
+        b.s = NULL;
+        return b;
+    }
+    b.block = carve_virtual_bind(b.s, memory, address);
+    carve_virtual_turn_end(b.s);
+    if (b.block != 0) {
+        int card = device < 0 ? (int)carve_virtual_card(b.s, b.block) : carve_device_card(b.d, b.s, device);
+        b.card = card < 0 ? CARVE_MAX_CARDS : (unsigned)card;
+    }
+    return b;
+}
+
+static CUresult end_bind(const struct binding *b, CUresult result, CUmemGenericAllocationHandle object, size_t offset, size_t bytes, CUdevice device) {
+    struct carve_gone stale = {0};
+    if (b->s == NULL || b->block == 0) {
+        return result;
+    }
+    bool turn = result == CUDA_SUCCESS && carve_virtual_turn(b->s, true);
+    if (turn && carve_virtual_bound(b->s, b->block, object, b->card, offset, &stale)) {
+        give_back(b->s, stale);
+        carve_virtual_turn_end(b->s);
+        return result;
+    }
+    if (turn) {
+        carve_virtual_turn_end(b->s);
+    }
+    if (result == CUDA_SUCCESS) {
+        /* Without memory to remember it. */
+        if (b->d->cuMulticastUnbind != NULL) {
+            (void)b->d->cuMulticastUnbind(object, device, offset, bytes);
+        }
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    give_back(b->s, carve_virtual_let_go(b->s, b->block));
+    return result;
+}
+
+/* The device of a card, for the one call that needs it. */
+static CUdevice device_of(const struct binding *b) {
+    for (CUdevice i = 0; b->s != NULL && b->block != 0 && i < CARVE_MAX_DEVICES; i++) {
+        if (carve_device_card(b->d, b->s, i) == (int)b->card) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+CARVE_EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory, size_t memoryOffset,
+                                         size_t bytes, unsigned long long flags) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMulticastBindMem == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    struct binding b = begin_bind(memory, 0, -1);
+    return end_bind(&b, d->cuMulticastBindMem(object, offset, memory, memoryOffset, bytes, flags), object, offset, bytes, device_of(&b));
+}
+
+CARVE_EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUmemGenericAllocationHandle memory,
+                                            size_t memoryOffset, size_t bytes, unsigned long long flags) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMulticastBindMem_v2 == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    struct binding b = begin_bind(memory, 0, device);
+    return end_bind(&b, d->cuMulticastBindMem_v2(object, device, offset, memory, memoryOffset, bytes, flags), object, offset, bytes, device);
+}
+
+CARVE_EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr pointer, size_t bytes, unsigned long long flags) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMulticastBindAddr == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    struct binding b = begin_bind(0, pointer, -1);
+    return end_bind(&b, d->cuMulticastBindAddr(object, offset, pointer, bytes, flags), object, offset, bytes, device_of(&b));
+}
+
+CARVE_EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUdeviceptr pointer, size_t bytes,
+                                             unsigned long long flags) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMulticastBindAddr_v2 == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    struct binding b = begin_bind(0, pointer, device);
+    return end_bind(&b, d->cuMulticastBindAddr_v2(object, device, offset, pointer, bytes, flags), object, offset, bytes, device);
+}
+
+CARVE_EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t bytes) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMulticastUnbind == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    struct carve_state *s = carve_state();
+    int card = s == NULL ? -1 : carve_device_card(d, s, device);
+    if (card < 0 || !carve_virtual_turn(s, false)) {
+        return d->cuMulticastUnbind(object, device, offset, bytes); /* nothing is known of it */
+    }
+    CUresult result = d->cuMulticastUnbind(object, device, offset, bytes);
+    if (result == CUDA_SUCCESS) {
+        give_back(s, carve_virtual_unbound(s, object, (unsigned)card, offset));
     }
     carve_virtual_turn_end(s);
     return result;

@@ -104,18 +104,21 @@ struct carve_pointers {
 /* Physical memory that the program maps itself: see virtual.c. */
 struct carve_block {
     uint32_t units;
-    uint32_t references; /* handles and mappings */
+    uint32_t references; /* handles and mappings; of memory also bindings to multicast objects */
+    uint32_t bindings;   /* to it, of an object: it stays on the list until they are dropped */
     uint32_t next_free;
     uint8_t card;
     bool imported; /* others made it; units are 0 */
+    bool object;   /* no memory of its own, and not counted */
 };
 
-enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2 };
+/* 3 is the turn, see virtual.c. */
+enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2, CARVE_LINK_BINDING = 4 };
 
 /* What leads to a block. */
 struct carve_link {
-    uint64_t key;   /* handle, or first address of the mapping */
-    uint64_t bytes; /* of a mapping */
+    uint64_t key;   /* handle, first address of the mapping, or place in the object */
+    uint64_t bytes; /* of a mapping; of a binding its object */
     uint32_t uses;  /* of a handle: releases that it takes */
     uint32_t block; /* 0: free place */
     uint8_t kind;   /* CARVE_LINK_* */

@@ -146,32 +146,43 @@ static void count(struct carve_state *s, unsigned card, int more) {
     __atomic_store_n(&s->usage->lines[card][s->slot].allocations, s->pointers.blocks[card], __ATOMIC_RELAXED);
 }
 
+static void free_block(struct carve_state *s, uint32_t block) {
+    block_at(s, block)->next_free = s->virtual.free_block;
+    s->virtual.free_block = block;
+}
+
 /* Takes one reference off a block, and the block away with the last. */
 static struct carve_gone drop(struct carve_state *s, uint32_t block) {
     struct carve_block *b = block_at(s, block);
     if (--b->references != 0) {
-        return (struct carve_gone){0, b->card};
+        return (struct carve_gone){.card = b->card};
     }
-    struct carve_gone gone = {b->units, b->card};
-    b->next_free = s->virtual.free_block;
-    s->virtual.free_block = block;
-    count(s, gone.card, -1);
+    struct carve_gone gone = {.units = b->units, .card = b->card};
+    if (!b->object) {
+        count(s, gone.card, -1);
+    }
+    if (b->bindings != 0) {
+        gone.object = block;
+    } else {
+        free_block(s, block);
+    }
     return gone;
 }
 
-static bool create(struct carve_state *s, uint64_t handle, unsigned card, uint32_t units) {
+static bool create(struct carve_state *s, uint64_t handle, unsigned card, uint32_t units, bool object) {
     struct carve_virtual *v = &s->virtual;
     uint32_t block = new_block(s);
     if (block == NO_BLOCK) {
         return false;
     }
-    *block_at(s, block) = (struct carve_block){.units = units, .references = 1, .card = (uint8_t)card};
+    *block_at(s, block) = (struct carve_block){.units = units, .references = 1, .card = (uint8_t)card, .object = object};
     if (!add_link(v, (struct carve_link){.key = handle, .uses = 1, .block = block, .kind = CARVE_LINK_HANDLE})) {
-        block_at(s, block)->next_free = v->free_block;
-        v->free_block = block;
+        free_block(s, block);
         return false;
     }
-    count(s, card, 1);
+    if (!object) {
+        count(s, card, 1);
+    }
     return true;
 }
 
@@ -186,7 +197,7 @@ bool carve_virtual_create(struct carve_state *s, uint64_t handle, unsigned card,
         remove_link(v, before);
         *stale = drop(s, block);
     }
-    bool created = create(s, handle, card, units);
+    bool created = create(s, handle, card, units, false);
     carve_unlock(&s->pointers.lock);
     return created;
 }
@@ -212,7 +223,7 @@ void carve_virtual_imported(struct carve_state *s, uint64_t handle, unsigned car
     struct carve_link *link = known(&s->virtual, handle, CARVE_LINK_HANDLE);
     if (link != NULL) {
         link->uses++;
-    } else if (create(s, handle, card, 0)) {
+    } else if (create(s, handle, card, 0, false)) {
         block_at(s, known(&s->virtual, handle, CARVE_LINK_HANDLE)->block)->imported = true;
     }
     carve_unlock(&s->pointers.lock);
@@ -297,6 +308,102 @@ bool carve_virtual_unmapped(struct carve_state *s, uint64_t *next, uint64_t end,
         *next += link->bytes;
         *gone = unmap(s, link);
         found = true;
+    }
+    carve_unlock(&s->pointers.lock);
+    return found;
+}
+
+/* ---- multicast objects ---- */
+
+bool carve_virtual_object(struct carve_state *s, uint64_t handle) {
+    carve_lock(&s->pointers.lock);
+    bool good = known(&s->virtual, handle, CARVE_LINK_HANDLE) != NULL || create(s, handle, 0, 0, true);
+    carve_unlock(&s->pointers.lock);
+    return good;
+}
+
+/* A place in an object, of one card; offsets are multiples of 64 KiB and more. */
+static uint64_t place(uint32_t object, unsigned card, uint64_t offset) {
+    return (uint64_t)object << 40 ^ (uint64_t)card << 34 ^ offset >> 16;
+}
+
+uint32_t carve_virtual_bind(struct carve_state *s, uint64_t handle, uint64_t address) {
+    struct carve_virtual *v = &s->virtual;
+    carve_lock(&s->pointers.lock);
+    struct carve_link *link = handle != 0 ? known(v, handle, CARVE_LINK_HANDLE) : mapping_around(v, address);
+    uint32_t block = link == NULL || block_at(s, link->block)->object ? NO_BLOCK : link->block;
+    if (block != NO_BLOCK) {
+        block_at(s, block)->references++;
+    }
+    carve_unlock(&s->pointers.lock);
+    return block;
+}
+
+unsigned carve_virtual_card(struct carve_state *s, uint32_t block) {
+    carve_lock(&s->pointers.lock);
+    unsigned card = block_at(s, block)->card;
+    carve_unlock(&s->pointers.lock);
+    return card;
+}
+
+struct carve_gone carve_virtual_let_go(struct carve_state *s, uint32_t block) {
+    carve_lock(&s->pointers.lock);
+    struct carve_gone gone = drop(s, block);
+    carve_unlock(&s->pointers.lock);
+    return gone;
+}
+
+/* Takes a binding off the list; what it held may go. */
+static struct carve_gone unbind(struct carve_state *s, struct carve_link *binding) {
+    uint32_t block = binding->block;
+    block_at(s, (uint32_t)binding->bytes)->bindings--;
+    remove_link(&s->virtual, binding);
+    return drop(s, block);
+}
+
+bool carve_virtual_bound(struct carve_state *s, uint32_t block, uint64_t object, unsigned card, uint64_t offset, struct carve_gone *stale) {
+    struct carve_virtual *v = &s->virtual;
+    *stale = (struct carve_gone){0};
+    carve_lock(&s->pointers.lock);
+    bool good = known(v, object, CARVE_LINK_HANDLE) != NULL || create(s, object, 0, 0, true);
+    if (good) {
+        uint32_t to = known(v, object, CARVE_LINK_HANDLE)->block;
+        struct carve_link *before = known(v, place(to, card, offset), CARVE_LINK_BINDING);
+        if (before != NULL) {
+            *stale = unbind(s, before);
+        }
+        good = add_link(v, (struct carve_link){.key = place(to, card, offset), .bytes = to, .uses = 1, .block = block, .kind = CARVE_LINK_BINDING});
+        block_at(s, to)->bindings += good;
+    }
+    carve_unlock(&s->pointers.lock);
+    return good;
+}
+
+struct carve_gone carve_virtual_unbound(struct carve_state *s, uint64_t object, unsigned card, uint64_t offset) {
+    struct carve_virtual *v = &s->virtual;
+    struct carve_gone gone = {0};
+    carve_lock(&s->pointers.lock);
+    struct carve_link *link = known(v, object, CARVE_LINK_HANDLE);
+    struct carve_link *binding = link == NULL ? NULL : known(v, place(link->block, card, offset), CARVE_LINK_BINDING);
+    if (binding != NULL) {
+        gone = unbind(s, binding);
+    }
+    carve_unlock(&s->pointers.lock);
+    return gone;
+}
+
+bool carve_virtual_unbound_all(struct carve_state *s, uint32_t object, struct carve_gone *gone) {
+    struct carve_virtual *v = &s->virtual;
+    bool found = false;
+    carve_lock(&s->pointers.lock);
+    for (uint32_t i = 0; !found && i < 1u << v->bits; i++) {
+        if (v->links[i].block != NO_BLOCK && v->links[i].kind == CARVE_LINK_BINDING && v->links[i].bytes == object) {
+            *gone = unbind(s, &v->links[i]);
+            found = true;
+        }
+    }
+    if (!found) {
+        free_block(s, object);
     }
     carve_unlock(&s->pointers.lock);
     return found;

@@ -2,8 +2,11 @@
 /*
  * virtual.h: physical memory that a program maps itself (cuMemCreate and its kin).
  *
- * It is charged from its creation until no handle and no mapping of it is left, which is when the driver gives it
- * back. One block can have several handles and be mapped in several places.
+ * It is charged from its creation until no handle and no mapping of it is left, and no multicast object has it bound,
+ * which is when the driver gives it back. One block can have several handles and be mapped in several places.
+ *
+ * A multicast object has no memory. It goes with its last handle and mapping, and then lets go of all that is bound to
+ * it.
  */
 #ifndef CARVE_VIRTUAL_H
 #define CARVE_VIRTUAL_H
@@ -13,6 +16,7 @@
 /* What goes back when a handle or a mapping was the last of its block. */
 struct carve_gone {
     uint32_t units; /* 0: others are left, or the block isn't known */
+    uint32_t object; /* not 0: it was an object to which memory is bound: see carve_virtual_unbound_all */
     uint8_t card;
 };
 
@@ -43,5 +47,23 @@ struct carve_gone carve_virtual_mapped(struct carve_state *s, uint64_t address, 
 /* A range was unmapped: gives, one by one, the blocks that went with it. *next starts at address; false at the
  * end of the range. */
 bool carve_virtual_unmapped(struct carve_state *s, uint64_t *next, uint64_t end, struct carve_gone *gone);
+
+/* A multicast object was made, with one handle. False where there is no memory to remember it. */
+bool carve_virtual_object(struct carve_state *s, uint64_t handle);
+
+/* Memory that is about to be bound to an object: by its handle, or by an address where it is mapped (handle 0). It is
+ * held from now on, whatever else becomes of it. 0: it isn't known. */
+uint32_t carve_virtual_bind(struct carve_state *s, uint64_t handle, uint64_t address);
+/* The card of what is held. */
+unsigned carve_virtual_card(struct carve_state *s, uint32_t block);
+/* It was bound; what was bound there before must have gone past this library, and is what comes back. An object that
+ * isn't known is from then on. False where there is no memory to remember it: then it is held still. */
+bool carve_virtual_bound(struct carve_state *s, uint32_t block, uint64_t object, unsigned card, uint64_t offset, struct carve_gone *stale);
+/* It wasn't, or nobody could remember it. */
+struct carve_gone carve_virtual_let_go(struct carve_state *s, uint32_t block);
+/* A binding ended. */
+struct carve_gone carve_virtual_unbound(struct carve_state *s, uint64_t object, unsigned card, uint64_t offset);
+/* An object has gone: gives, one by one, what was bound to it; false when nothing is left. */
+bool carve_virtual_unbound_all(struct carve_state *s, uint32_t object, struct carve_gone *gone);
 
 #endif

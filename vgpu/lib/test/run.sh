@@ -69,7 +69,7 @@ on_soft() {
     name=$1 driver=$2
     shift 2
     "$soft/softgpu" destroy "$root" > /dev/null 2>&1
-    "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver "$driver" --clock "$clock" > "$output" 2>&1 || cat "$output"
+    "$soft/softgpu" init "$root" $cards --driver "$driver" --clock "$clock" > "$output" 2>&1 || cat "$output"
     [ -z "$settings" ] || "$soft/softgpu" set "$root" $settings > "$output" 2>&1 || cat "$output"
     cuda_front=$plain_cuda nvml_front=$plain_nvml
     twins "$root"/usr/lib/*/libcuda.so.1 "$root"/usr/lib/*/libnvidia-ml.so.1
@@ -78,6 +78,7 @@ on_soft() {
 }
 
 settings=
+cards='--card a100-80 --card a30'
 clock=virtual
 on_soft "compute" 550.90.07 "$(realpath "$folder/compute_test")"
 clock=real
@@ -95,5 +96,7 @@ done
 settings=stacks=110
 on_soft "heaps of a driver that takes more" 550.90.07 "$folder/heap_test" more
 settings=
+cards='--card h100x2' # which have multicast
+on_soft "multicast" 550.90.07 "$folder/multicast_test"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
