@@ -144,7 +144,7 @@ static void agrees_with_the_driver(void) {
 
 static void at_the_limit(void) {
     CUgraph first, second, big;
-    CUgraphExec one, two, three;
+    CUgraphExec one = NULL, two = NULL, three = NULL;
     CUdeviceptr q;
     open_share(1000);
     uint64_t room = 1000 * MIB - bare;
