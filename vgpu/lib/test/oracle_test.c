@@ -122,13 +122,14 @@ static void against_table(const char *path) {
     char line[256], name[80], base[80], stream[16];
     unsigned since;
     struct seen s = {0};
-    int wrong = 0;
+    int wrong = 0, newest = 0;
     bool found[HOOKS] = {false};
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
         if (line[0] == '#' || sscanf(line, "%79s %79s %u %15s", name, base, &since, stream) != 4) {
             continue;
         }
         explain(name, &s);
+        newest = (int)since > newest ? (int)since : newest;
         for (int i = 0; i < HOOKS; i++) {
             if (strcmp(hooks[i].name, name) == 0) {
                 found[i] = true;
@@ -143,7 +144,9 @@ static void against_table(const char *path) {
         fclose(file);
     }
     for (int i = 0; i < HOOKS; i++) {
-        if (!found[i]) {
+        if (!found[i] && number(hooks[i].release) > newest) {
+            printf("# %s is of %s, newer than any driver here\n", hooks[i].name, hooks[i].release);
+        } else if (!found[i]) {
             wrong++;
             printf("# no driver has %s\n", hooks[i].name);
         }

@@ -429,7 +429,7 @@ SCENARIO(uses_of_contexts) {
     struct api a = api_start("libcuda.so.1");
     CUcontext first, again;
     CUdeviceptr p;
-    CUgreenCtx green, other;
+    CUgreenCtx green = NULL, other = NULL;
     a.cuCtxGetCurrent(&first);
     __typeof__(cuCtxDetach) *detach = (__typeof__(cuCtxDetach) *)dlsym(a.handle, "cuCtxDetach");
     check(((__typeof__(cuCtxAttach) *)dlsym(a.handle, "cuCtxAttach"))(&again, 0) == CUDA_SUCCESS && again == first && a.cuMemAlloc_v2(&p, 10 * MIB) == CUDA_SUCCESS, "a context is used once more");
