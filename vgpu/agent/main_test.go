@@ -122,6 +122,7 @@ type apiServer struct {
 	writes   int
 	events   []string
 	away     bool
+	mute     bool // of pods nothing is shown but to who asks for one
 	stopping chan struct{}
 }
 
@@ -221,6 +222,17 @@ func (s *apiServer) setAway(away bool) {
 	}
 }
 
+// setMute lets the API server answer, but show no watch of pods; those that are under
+// way break off.
+func (s *apiServer) setMute(mute bool) {
+	s.mu.Lock()
+	s.mute = mute
+	s.mu.Unlock()
+	if mute {
+		s.CloseClientConnections()
+	}
+}
+
 // report is the node's status as last written, and how often it was.
 func (s *apiServer) report() (v1alpha1.GPUNodeStatus, int) {
 	s.mu.Lock()
@@ -239,12 +251,12 @@ func (s *apiServer) said() string {
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	if s.away {
-		s.mu.Unlock()
+	away := s.away || s.mute && r.URL.Path == "/api/v1/pods"
+	s.mu.Unlock()
+	if away {
 		http.Error(w, "away", http.StatusServiceUnavailable)
 		return
 	}
-	s.mu.Unlock()
 	answer := func(o any) {
 		w.Header().Set("Content-Type", "application/json")
 		json.NewEncoder(w).Encode(o)

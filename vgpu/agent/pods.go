@@ -49,6 +49,10 @@ type pod struct {
 	// that it stands in the API for one. Anybody can say so of any pod, so it
 	// serves to refuse and never to choose whose slices are meant.
 	standsFor string
+	// asked is when the API server was asked for it, zero for one that the watch has
+	// shown. The watch may never see such a pod, so nothing would say that it has gone:
+	// it is asked for again.
+	asked time.Time
 }
 
 func (p pod) found() found {
@@ -236,8 +240,17 @@ func (a *Agent) podChanged(o any) {
 	if !ok || p.Spec.NodeName != a.Node {
 		return
 	}
-	q := readPod(p)
+	a.keepPod(readPod(p))
+}
+
+// keepPod takes in what a pod is now.
+func (a *Agent) keepPod(q pod) {
 	a.mu.Lock()
+	if was, known := a.pods[q.uid]; known && !q.asked.IsZero() && was.asked.IsZero() {
+		// The watch shows it: what it says is newer, or is about to be.
+		a.mu.Unlock()
+		return
+	}
 	a.pods[q.uid] = q
 	a.dropStillborn(q)
 	a.wake()

@@ -92,6 +92,9 @@ func (a *Agent) reconcile(ctx context.Context, uid string) error {
 	switch {
 	case s.holding != nil && s.record.State == stateReleasing:
 		return a.release(s.record)
+	case s.known && !s.pod.asked.IsZero() && time.Since(s.pod.asked) >= askPace:
+		a.askAgain(ctx, s.pod)
+		return nil // it comes by again
 	case s.known && !s.pod.over:
 		return a.follow(s.pod.found(), s)
 	case s.holding != nil && !s.known && !s.watched:
@@ -301,6 +304,41 @@ func (a *Agent) honour(uid string) {
 	delete(a.refused, uid)
 }
 
+// askAgain looks whether a pod is still there that the watch hasn't shown.
+func (a *Agent) askAgain(ctx context.Context, p pod) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	now, err := a.Pods.CoreV1().Pods(p.namespace).Get(ctx, p.name, metav1.GetOptions{})
+	switch {
+	case err == nil && now.UID == types.UID(p.uid):
+		a.keepAsked(now)
+	case err == nil || apierrors.IsNotFound(err):
+		a.mu.Lock()
+		if !a.pods[p.uid].asked.IsZero() {
+			delete(a.pods, p.uid)
+			delete(a.sandboxes, p.uid)
+		}
+		a.mu.Unlock()
+		a.queue.Add(p.uid)
+	default:
+		// Nobody can say: it stays as it was.
+		p.asked = time.Now()
+		a.keepPod(p)
+		a.queue.AddAfter(p.uid, askPace)
+	}
+}
+
+// keepAsked takes in a pod that the API server answered with.
+func (a *Agent) keepAsked(p *corev1.Pod) {
+	if p.Spec.NodeName != a.Node {
+		return
+	}
+	q := readPod(p)
+	q.asked = time.Now()
+	a.keepPod(q)
+	a.queue.AddAfter(q.uid, askPace)
+}
+
 // followSandbox serves a pod that only the runtime knows of. Either the watch
 // is a moment behind the kubelet's, or the pod is gone, or the API server is
 // away; only then may the annotations of the sandbox stand for the pod's, and
@@ -311,7 +349,7 @@ func (a *Agent) followSandbox(ctx context.Context, uid string, s situation) erro
 	p, err := a.Pods.CoreV1().Pods(s.sandbox.namespace).Get(ctx, s.sandbox.name, metav1.GetOptions{})
 	switch {
 	case err == nil && p.UID == types.UID(uid):
-		a.podChanged(p)
+		a.keepAsked(p)
 		return nil
 	case err == nil || apierrors.IsNotFound(err):
 		// It is gone already: its containers are, or are about to be.
