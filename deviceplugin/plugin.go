@@ -55,7 +55,11 @@ type Config struct {
 	// until the plugin of a next agent has registered, for lingerLimit at most. It
 	// may be nil.
 	Linger func() bool
-	Log    *slog.Logger
+	// Farewell is how long it goes on in any other case: pods that were bound a moment
+	// before are on their way to the kubelet, which turns them away for good once
+	// nobody counts slots.
+	Farewell time.Duration
+	Log      *slog.Logger
 }
 
 // Plugin serves nvidia.com/gpu to the kubelet and registers again whenever the
@@ -69,6 +73,7 @@ type Plugin struct {
 	slices Slices
 	owners *owners
 	linger func() bool
+	leave  time.Duration
 	log    *slog.Logger
 
 	mu      sync.Mutex
@@ -86,6 +91,7 @@ func New(c Config) *Plugin {
 		slices:  c.Slices,
 		owners:  newOwners(filepath.Join(c.KubeletDir, "pod-resources", "kubelet.sock")),
 		linger:  c.Linger,
+		leave:   c.Farewell,
 		log:     c.Log,
 		changed: make(chan struct{}),
 	}
@@ -225,6 +231,8 @@ func (p *Plugin) session(ctx context.Context, events <-chan fsnotify.Event) (boo
 		case <-ctx.Done():
 			if connected && p.linger != nil && p.linger() {
 				p.lingerOn(path, own)
+			} else if connected {
+				p.sayFarewell()
 			}
 			return connected, nil
 		case <-changed:
@@ -257,6 +265,23 @@ func (p *Plugin) lingerOn(path string, own socketIdentity) {
 	p.log.Info("counting slots until the next agent does")
 	for end := time.Now().Add(lingerLimit); time.Now().Before(end) && identity(path) == own; {
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// sayFarewell serves for a while, unless the kubelet leaves.
+func (p *Plugin) sayFarewell() {
+	end := time.NewTimer(p.leave)
+	defer end.Stop()
+	for {
+		_, connected, changed := p.state()
+		if !connected {
+			return
+		}
+		select {
+		case <-end.C:
+			return
+		case <-changed:
+		}
 	}
 }
 

@@ -543,3 +543,42 @@ func TestLingersUntilTheNextAgentHasRegistered(t *testing.T) {
 		t.Fatal("it stays though the next one has registered")
 	}
 }
+
+// Pods that were bound a moment before the agent ends are still admitted.
+func TestSaysFarewell(t *testing.T) {
+	k := newFakeKubelet(t)
+	k.start(t)
+	p := New(Config{KubeletDir: k.dir, Slices: &preparedSlices{}, Log: slog.New(slog.DiscardHandler), Linger: func() bool { return false }, Farewell: time.Hour})
+	p.SetSlots(3)
+	ctx, end := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	_, client := k.waitRegistered(t)
+	listening, leave := context.WithCancel(t.Context())
+	stream, err := client.ListAndWatch(listening, &kubelet.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := stream.Recv(); err != nil || len(got.Devices) != 3 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	end()
+	time.Sleep(50 * time.Millisecond)
+	if _, err := client.Allocate(t.Context(), &kubelet.AllocateRequest{ContainerRequests: []*kubelet.ContainerAllocateRequest{{DevicesIds: []string{"0"}}}}); err != nil {
+		t.Errorf("it admits nobody any more: %v", err)
+	}
+	select {
+	case <-done:
+		t.Error("it left at once")
+	default:
+	}
+	leave() // nobody is left to bid farewell to
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it stays though the kubelet has left")
+	}
+}

@@ -206,7 +206,8 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	}
 	roll.takeOver(hookState{n.agent, nil})
 	n.setPlugin(deviceplugin.New(deviceplugin.Config{KubeletDir: o.kubeletDir, Slices: n.agent, Log: log,
-		Linger: func() bool { return roll.linger(n.agent.Followed, pods) }}))
+		Linger:   func() bool { return roll.linger(n.agent.Followed, pods) },
+		Farewell: farewell}))
 	hook := monitor.NewHook()
 	link := nrihook.NewLink(nrihook.Config{Socket: o.nriSocket, State: hookState{n.agent, roll.linked}, Waits: n.agent.LinkWaits, Log: log,
 		Answered: func(r nrihook.Result, took time.Duration) { hook.Answered(string(r), took) }})

@@ -22,6 +22,10 @@ const (
 	// standbyOverlap is how long the standby stays beside the link: the runtime
 	// asks a plugin a moment after that was told that it is taken in.
 	standbyOverlap = 2 * time.Second
+	// farewell is how long an agent that ends, with none to follow it, still serves
+	// pods: the node isn't ready from the first moment, so that none are sent to it, and
+	// those that were are on their way to the kubelet.
+	farewell = 2 * time.Second
 )
 
 // part is a part of the process that is started again whenever it ends.
