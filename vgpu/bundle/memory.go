@@ -139,12 +139,10 @@ func (r *runner) paths(s *share) error {
 func (r *runner) memory() error {
 	listed := "by its own pid"
 	switch {
-	case r.contextBytes == 0:
-		listed = "not at all: figures are the card's"
-	case len(r.aliases) > 0:
-		listed = "by another pid than its own"
+	case r.blind:
+		listed = "not at all: figures are the card's, and compute is divided by turns"
 	case !r.selfVisible:
-		listed = "not at all: figures are the card's"
+		listed = "by another pid than its own"
 	}
 	r.note("the driver lists a process", listed, nil)
 	for _, step := range []func() error{r.contexts, r.queries, r.charges, r.refusals, r.race} {

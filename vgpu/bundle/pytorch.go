@@ -111,7 +111,7 @@ func (r *runner) torchAllocators(t terms) error {
 					return err
 				}
 			}
-			l, err := r.python(s, conf(c), "allocator", "2")
+			l, err := r.python(s, conf(c), "allocator", pick(r, "0.3", "1.5"))
 			if err != nil {
 				return err
 			}
@@ -153,7 +153,7 @@ func (r *runner) torchGraphs(t terms) error {
 
 // torchLoad compares rates of matrix products.
 func (r *runner) torchLoad(t terms) error {
-	const seconds = "6"
+	seconds := pick(r, "1.2", "6")
 	rates := func(shares ...*share) ([]float64, error) {
 		var children []*child
 		for _, s := range shares {

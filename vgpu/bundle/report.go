@@ -56,7 +56,7 @@ func (r *Report) Count(v Verdict) int {
 }
 
 // machineFacts is the order in which facts are shown.
-var machineFacts = []string{"card", "driver", "memory", "kernel", "glibc", "processors", "way", "python"}
+var machineFacts = []string{"card", "driver", "memory", "kernel", "glibc", "processors", "library", "beside", "way", "python"}
 
 // Summary writes what a reader of the rows wants to know at last: on what it was,
 // which rows fail, and how many there are of each.

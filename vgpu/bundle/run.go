@@ -76,7 +76,7 @@ var parts = []part{
 	{"driver's word", (*runner).driversWord, 45 * time.Second},
 	{"slices", (*runner).slices, 20 * time.Second},
 	{"death", (*runner).death, 20 * time.Second},
-	{"pytorch", (*runner).pytorch, 110 * time.Second},
+	{"pytorch", (*runner).pytorch, 210 * time.Second},
 }
 
 // Parts are the names of all parts.
@@ -105,8 +105,9 @@ type runner struct {
 	report *Report
 	part   string
 
-	// selfVisible says that the driver lists our processes under our pids.
-	selfVisible bool
+	// selfVisible says that the driver lists our processes under our pids; blind that it
+	// doesn't list them at all.
+	selfVisible, blind bool
 	// contextBytes is what a bare context costs, by the driver's figure; 0: not known.
 	contextBytes uint64
 	// iterationPS is how long an iteration of the spin kernel lasts on the whole card,
@@ -190,6 +191,9 @@ func (r *runner) open() error {
 	if r.card.Fault != "" {
 		return fmt.Errorf("%w: card %d: %s", ErrNoCard, r.Card, r.card.Fault)
 	}
+	if r.card.MIGMode == "enabled" {
+		return fmt.Errorf("%w: card %d is in MIG mode, in which its parts are shared, not the card", ErrNoCard, r.Card)
+	}
 	r.facts(inventory)
 	return nil
 }
@@ -239,6 +243,7 @@ func (r *runner) prepare() (clean func() error, err error) {
 	if err := os.WriteFile(filepath.Join(r.work, "pid"), fmt.Appendln(nil, os.Getpid()), 0o644); err != nil {
 		return clean, err
 	}
+	r.askLoader()
 	r.lookAtVisibility()
 	var faults []string
 	for _, way := range []Way{WayNamespace, WayRelocated} {
@@ -268,6 +273,30 @@ func (r *runner) prepare() (clean func() error, err error) {
 	return clean, fmt.Errorf("the front can't be put in the driver's place: %s", strings.Join(faults, "; "))
 }
 
+// askLoader takes the files that programs really open for the driver's: images bring
+// newer ones along, which come first.
+func (r *runner) askLoader() {
+	lines, err := r.lines(nil, 30*time.Second, probe, "paths")
+	if err != nil {
+		return
+	}
+	for _, l := range lines {
+		if l.text("step") != "path" || l.text("way") != "name" || !l.bool("ok") {
+			continue
+		}
+		name := cudaName
+		if l.text("library") != "libcuda" {
+			name = nvmlName
+		}
+		file, err := filepath.EvalSymlinks(l.text("file"))
+		if err != nil || file == r.driver[name] {
+			continue
+		}
+		r.driver[name] = file
+		r.report.Machine["library"] = strings.TrimSpace(r.report.Machine["library"] + " programs open " + file)
+	}
+}
+
 // lookAtVisibility finds out what the driver tells of processes, and what a context
 // costs.
 func (r *runner) lookAtVisibility() {
@@ -276,6 +305,7 @@ func (r *runner) lookAtVisibility() {
 	if err != nil {
 		return
 	}
+	r.report.Machine["beside"] = fmt.Sprintf("%d other programs on the card, %s in use", len(before), bytesText(s.UsedBytes))
 	c, err := r.start(nil, 30*time.Second, probe, "alloc", "2MiB", "--hold")
 	if err != nil {
 		return
@@ -291,6 +321,7 @@ func (r *runner) lookAtVisibility() {
 		r.contextBytes = used - 2<<20
 		return
 	}
+	r.blind = true
 	if now, err := r.door.Occupancy(r.card.UUID); err == nil && now.UsedBytes > s.UsedBytes+2<<20 {
 		r.contextBytes = now.UsedBytes - s.UsedBytes - 2<<20
 	}
@@ -445,7 +476,12 @@ func (r *runner) divide() (stop func()) {
 				defer r.mu.Unlock()
 				return slices.Clone(r.divided)
 			},
-			Driver: func() loop.Driver { return r.door },
+			Driver: func() loop.Driver {
+				if r.blind {
+					return blindDriver{}
+				}
+				return r.door
+			},
 			Process: func(pid int) (region.Process, loop.Key, bool) {
 				own := r.own(pid)
 				r.mu.Lock()
@@ -492,6 +528,14 @@ func (r *runner) owner(pid int, s *share) {
 }
 
 func (s *share) key() loop.Key { return loop.Key{UID: s.name, Container: "app"} }
+
+// blindDriver says nothing, since what the driver says can't be told apart: figures of
+// nobody would be taken for idle programs.
+type blindDriver struct{}
+
+func (blindDriver) Utilization(string, uint64) (gpu.Utilization, error) {
+	return gpu.Utilization{}, fmt.Errorf("the driver doesn't list our processes: %w", gpu.ErrNotSupported)
+}
 
 // monotonic is the machine's clock, by which the library reckons too.
 type monotonic struct{}

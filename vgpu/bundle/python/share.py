@@ -34,7 +34,8 @@ def memory(torch):
     had = len(held) * piece
     left, _ = torch.cuda.mem_get_info()
     # The program goes on: what it has is good, and what it gives back can be had again.
-    good = bool(held) and int(held[0].fill_(7).sum().item() // 7) == piece
+    del held[1:]
+    good = bool(held) and int(held[0].fill_(7).sum().item()) == 7 * piece
     held.clear()
     torch.cuda.empty_cache()
     after, _ = torch.cuda.mem_get_info()
