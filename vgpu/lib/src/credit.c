@@ -39,7 +39,7 @@ int64_t carve_pace_at(const struct carve_pace *pace, uint64_t at) {
 static int64_t price(const struct carve_pace *pace, uint64_t begin, uint64_t end) {
     int64_t raw = (int64_t)(end - begin);
     int64_t n = (int64_t)__atomic_load_n(&pace->most, __ATOMIC_RELAXED);
-    int64_t paid = carve_pace_at(pace, end) - carve_pace_at(pace, begin);
+    int64_t paid = (int64_t)((uint64_t)carve_pace_at(pace, end) - (uint64_t)carve_pace_at(pace, begin));
     return least(most(paid, raw / (most(n, 1) + 1)), raw);
 }
 
@@ -98,7 +98,7 @@ static void issue(struct carve_credit *credit, struct carve_cost *cost, uint64_t
     credit->committed_ns += est;
     *ticket = (struct carve_ticket){.launches = cost->open + 1, .estimate_ns = est, .committed_ns = cost->open_ns + est};
     /* Launches that no ticket stands for, of functions that aren't launched any more, would stay unpaid. */
-    bool sweep = credit->outstanding == 0 && credit->tail_ns - cost->open_ns > CARVE_CREDIT_TAIL_NS;
+    bool sweep = credit->outstanding == credit->late && credit->tail_ns - cost->open_ns > CARVE_CREDIT_TAIL_NS;
     ticket->sampled = sweep || cost->samples < CARVE_COST_KNOWN || est > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY || cost->open_ns + est > CARVE_COST_OPEN_NS;
     if (!ticket->sampled) {
         cost->open++;
@@ -129,7 +129,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
     credit->demanding = true;
     credit->waiting = true;
     if (terms->gate == CARVE_SHUT) {
-        if (credit->outstanding != 0) {
+        if (credit->outstanding != credit->late) {
             return CARVE_WAIT_DONE; /* so that the agent sees when the card is free of us */
         }
         *until = now + (uint64_t)CARVE_CREDIT_SLEEP_LEAST_NS;
@@ -142,7 +142,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
     int64_t short_of = credit->committed_ns - credit->credit_ns;
     if (short_of > 0 && terms->gate != CARVE_TURN && !terms->borrow) {
         /* What is out will be paid when it is done, and the agent counts us as busy until then. */
-        if (credit->outstanding != 0) {
+        if (credit->outstanding != credit->late) {
             return CARVE_WAIT_DONE;
         }
         int64_t sleep = (int64_t)((uint64_t)least(short_of, 1000000000000ll) * 1000000u / terms->share_ppm);
@@ -151,7 +151,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
         *until = now + (uint64_t)sleep;
         return CARVE_SLEEP;
     }
-    if (credit->committed_ns + est > terms->ahead_ns && credit->outstanding != 0) {
+    if (credit->committed_ns + est > terms->ahead_ns && credit->outstanding != credit->late) {
         return CARVE_WAIT_DONE;
     }
     credit->waiting = false;
@@ -159,7 +159,18 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
     return CARVE_GO;
 }
 
+static void pay_nothing(struct carve_credit *credit, const struct carve_ticket *ticket) {
+    credit->late -= ticket->late;
+    if (--credit->outstanding == 0) {
+        credit->since = 0;
+    }
+}
+
 void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket) {
+    if (ticket->late) {
+        pay_nothing(credit, ticket); /* all that it held was given back */
+        return;
+    }
     credit->committed_ns -= ticket->estimate_ns;
     fit_sweep(credit, cost);
     if (!ticket->sampled) {
@@ -194,10 +205,11 @@ static void learn(struct carve_cost *cost, int64_t paid) {
     }
 }
 
-static void pay(struct carve_credit *credit, int64_t all, int64_t committed, uint32_t share_ppm, uint64_t now) {
+static void pay(struct carve_credit *credit, const struct carve_ticket *ticket, int64_t all, uint32_t share_ppm, uint64_t now) {
     credit->credit_ns -= all;
     credit->charged_ns += all;
-    credit->committed_ns -= committed;
+    credit->committed_ns -= ticket->committed_ns;
+    credit->late -= ticket->late;
     if (--credit->outstanding != 0) {
         credit->since = credit->since > credit->last_end ? credit->since : credit->last_end;
         return;
@@ -209,8 +221,8 @@ static void pay(struct carve_credit *credit, int64_t all, int64_t committed, uin
     }
 }
 
-void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket,
-                       uint32_t share_ppm, uint64_t begin, uint64_t end, const struct carve_pace *pace, uint64_t now) {
+/* What is paid for launches that took the card from begin to end, less what others paid for already. */
+static int64_t worth(struct carve_credit *credit, const struct carve_ticket *ticket, uint64_t begin, uint64_t end, const struct carve_pace *pace) {
     uint64_t from = begin > credit->last_end ? begin : credit->last_end;
     int64_t all = ticket->swept_ns;
     if (end > from) {
@@ -220,19 +232,40 @@ void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, con
         /* Short launches on several streams run side by side: all that were done since the last look can't have
          * had the card for longer than that was ago, times without any work aside. */
         uint64_t idle_to = credit->began > credit->last_end ? credit->began : credit->last_end;
-        int64_t passed = end > idle_to ? carve_pace_at(pace, end) - carve_pace_at(pace, idle_to) : 0;
+        int64_t passed = end > idle_to ? price(pace, idle_to, end) : 0;
         if (credit->since > idle_to && credit->since < end) {
-            passed = least(passed, carve_pace_at(pace, end) - carve_pace_at(pace, credit->since) + ticket->committed_ns);
+            passed = least(passed, price(pace, credit->since, end) + ticket->committed_ns);
         }
         credit->unpaid_ns = least(credit->unpaid_ns + most(passed, 0), most(CARVE_CREDIT_UNPAID_NS, all));
         credit->last_end = end;
     }
     all = least(all, credit->unpaid_ns);
     credit->unpaid_ns -= all;
-    learn(cost, most(all - ticket->swept_ns, 0) / (int64_t)ticket->launches);
-    pay(credit, all, ticket->committed_ns, share_ppm, now);
+    return all;
+}
+
+void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket,
+                       uint32_t share_ppm, uint64_t begin, uint64_t end, const struct carve_pace *pace, uint64_t now) {
+    int64_t all = worth(credit, ticket, begin, end, pace);
+    learn(cost, (most(all - ticket->swept_ns, 0) + ticket->paid_ns) / (int64_t)ticket->launches);
+    pay(credit, ticket, all, share_ppm, now);
 }
 
 void carve_credit_guess(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t now) {
-    pay(credit, ticket->committed_ns, ticket->committed_ns, share_ppm, now);
+    pay(credit, ticket, ticket->committed_ns, share_ppm, now);
+}
+
+void carve_credit_late(struct carve_credit *credit, struct carve_ticket *ticket, uint64_t begun, const struct carve_pace *pace, uint64_t now) {
+    int64_t all = ticket->swept_ns;
+    if (begun != 0) {
+        all = worth(credit, ticket, begun, now, pace);
+    }
+    credit->credit_ns -= all;
+    credit->charged_ns += all;
+    credit->committed_ns -= ticket->committed_ns;
+    credit->late += !ticket->late;
+    ticket->paid_ns += all - ticket->swept_ns;
+    ticket->swept_ns = ticket->committed_ns = 0;
+    ticket->launches = 1;
+    ticket->late = true;
 }

@@ -82,6 +82,7 @@ struct carve_credit {
     uint64_t since;       /* the oldest unpaid work can't have begun earlier; 0: none is out */
     uint64_t borrowed_at; /* 0: never */
     uint32_t outstanding; /* tickets */
+    uint32_t late;        /* of them; see carve_credit_late */
     uint32_t sweep;
     bool waiting;   /* a launch is held back */
     bool demanding; /* was at the last look */
@@ -90,10 +91,12 @@ struct carve_credit {
 /* One launch. */
 struct carve_ticket {
     bool sampled;         /* begin and end must be found out, and carve_credit_done called */
+    bool late;            /* nobody waits for it */
     uint32_t launches;    /* that it stands for */
     int64_t estimate_ns;  /* of this one */
     int64_t committed_ns; /* for all it stands for */
     int64_t swept_ns;     /* part of that: of other functions' launches */
+    int64_t paid_ns;      /* before it was done, being late */
 };
 
 enum carve_verdict {
@@ -126,6 +129,11 @@ static inline bool carve_credit_quick(struct carve_credit *credit, struct carve_
 
 /* The driver refused it: as if it had never been asked for. */
 void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket);
+
+/* A sampled launch isn't done though it was waited for for long: nobody waits for it any more, and its estimate holds
+ * nobody off. begun: when it was launched, if it is on the card by now, which is paid for up to now; 0: it isn't. The
+ * rest is paid when it is done, or when it is called again. */
+void carve_credit_late(struct carve_credit *credit, struct carve_ticket *ticket, uint64_t begun, const struct carve_pace *pace, uint64_t now);
 
 /* A sampled launch of which nothing can be found out: it is paid by its estimate. */
 void carve_credit_guess(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t now);

@@ -243,6 +243,10 @@
     X(cuStreamEndCapture, "10.0", (CUstream stream, CUgraph *graph), \
       "keep own events away", "-", "pass") \
     X(cuStreamEndCapture_ptsz, "10.0", (CUstream stream, CUgraph *graph), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamDestroy, "2.0", (CUstream stream), \
+      "keep own events away", "-", "pass") \
+    X(cuStreamDestroy_v2, "4.0", (CUstream stream), \
       "keep own events away", "-", "pass")
 
 #define CARVE_CUDA_HOOKS(X) \

@@ -61,11 +61,14 @@ static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     bool known = s != NULL && carve_context_close(s, context, &closing);
-    if (known) {
+    struct carve_throttle *held = known ? carve_throttle_hold(s, (unsigned)closing.card) : NULL;
+    CUresult result = call(context);
+    if (held != NULL && result == CUDA_SUCCESS) {
         carve_throttle_forget(carve_driver(), s, (unsigned)closing.card, closing.id);
     }
-    CUresult result = call(context);
+    carve_throttle_let_go(held);
     if (known && result == CUDA_SUCCESS) {
+        carve_captures_forget(s, closing.id);
         carve_context_closed(s, &closing);
     } else if (known) {
         carve_context_restore(s, &closing);
@@ -199,10 +202,20 @@ CARVE_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     if (d->cuGreenCtxDestroy == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    CUresult result = d->cuGreenCtxDestroy(green);
+    struct carve_throttle *held[CARVE_MAX_CARDS] = {NULL};
     struct carve_state *s = carve_state();
-    if (result == CUDA_SUCCESS && s != NULL && green != NULL) {
+    for (unsigned card = 0; card < CARVE_MAX_CARDS && s != NULL; card++) {
+        held[card] = carve_throttle_hold(s, card); /* a primary context may go along */
+    }
+    CUresult result = d->cuGreenCtxDestroy(green);
+    bool gone = result == CUDA_SUCCESS && s != NULL && green != NULL;
+    if (gone) {
         carve_green_gone(d, s, green);
+    }
+    for (unsigned card = 0; card < CARVE_MAX_CARDS; card++) {
+        carve_throttle_let_go(held[card]);
+    }
+    if (gone) {
         carve_reserves_follow(d);
     }
     return result;
@@ -216,10 +229,17 @@ static CUresult release(CUresult (*call)(CUdevice), CUdevice device, bool reset)
     if (call == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    CUresult result = call(device);
+    /* Whether this is the last use, with which the context goes, shows afterwards only. */
     struct carve_state *s = carve_state();
-    if (s != NULL && result == CUDA_SUCCESS) {
+    int card = s != NULL ? carve_device_card(carve_driver(), s, device) : -1;
+    struct carve_throttle *held = card >= 0 ? carve_throttle_hold(s, (unsigned)card) : NULL;
+    CUresult result = call(device);
+    bool released = s != NULL && result == CUDA_SUCCESS;
+    if (released) {
         carve_primary_released(carve_driver(), s, device, reset);
+    }
+    carve_throttle_let_go(held);
+    if (released) {
         carve_reserves_follow(carve_driver());
     }
     return result;

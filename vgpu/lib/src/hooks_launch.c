@@ -59,7 +59,6 @@ CARVE_EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int heig
 
 /* ---- captures, which our events must not disturb ---- */
 
-/* The count goes up first: no event of ours may come after the beginning. */
 #define BEGIN_CAPTURE(function, ...)               \
     const struct carve_driver *d = carve_driver(); \
     struct carve_state *s = carve_state();         \
@@ -70,8 +69,8 @@ CARVE_EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int heig
         carve_capture_begins(s);                   \
     }                                              \
     CUresult result = d->function(__VA_ARGS__);    \
-    if (s != NULL && result != CUDA_SUCCESS) {     \
-        carve_capture_ends(s);                     \
+    if (s != NULL) {                               \
+        carve_capture_begun(d, s, stream, result == CUDA_SUCCESS); \
     }                                              \
     return result
 
@@ -86,18 +85,100 @@ CARVE_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph 
     BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, stream, graph, after, edges, count, mode);
 }
 
-#define END_CAPTURE(function, ...)                                                \
-    const struct carve_driver *d = carve_driver();                                \
-    struct carve_state *s = carve_state();                                        \
-    if (CARVE_UNLIKELY(d->function == NULL)) {                                    \
-        return CUDA_ERROR_NOT_SUPPORTED;                                          \
-    }                                                                             \
-    CUresult result = d->function(__VA_ARGS__);                                   \
-    /* An end that is refused for the wrong thread or stream ends nothing; an invalidated capture has ended. */ \
-    if (s != NULL && (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)) { \
-        carve_capture_ends(s);                                                    \
-    }                                                                             \
-    return result
+/* Whether an end that was asked for has ended a capture: with a graph or not, as one that isn't joined does, or not at
+ * all, as in the wrong thread. */
+static CUresult end_capture(__typeof__(cuStreamIsCapturing) *ask, __typeof__(cuStreamEndCapture) *end, CUstream stream, CUgraph *graph) {
+    struct carve_state *s = carve_state();
+    if (CARVE_UNLIKELY(end == NULL)) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUresult result = end(stream, graph);
+    CUstreamCaptureStatus now = CU_STREAM_CAPTURE_STATUS_NONE;
+    bool ended = result == CUDA_SUCCESS || (ask != NULL && ask(stream, &now) == CUDA_SUCCESS && now == CU_STREAM_CAPTURE_STATUS_NONE);
+    if (s != NULL && ended) {
+        (void)carve_capture_ended(s, stream);
+    }
+    return result;
+}
 
-CARVE_EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) { END_CAPTURE(cuStreamEndCapture, stream, graph); }
-CARVE_EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) { END_CAPTURE(cuStreamEndCapture_ptsz, stream, graph); }
+CARVE_EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+    const struct carve_driver *d = carve_driver();
+    return end_capture(d->cuStreamIsCapturing, d->cuStreamEndCapture, stream, graph);
+}
+
+CARVE_EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
+    const struct carve_driver *d = carve_driver();
+    return end_capture(d->cuStreamIsCapturing_ptsz, d->cuStreamEndCapture_ptsz, stream, graph);
+}
+
+/* A stream's capture goes with it. */
+static CUresult destroy_stream(CUresult (*call)(CUstream), CUstream stream) {
+    struct carve_state *s = __atomic_load_n(&carve_state_now, __ATOMIC_ACQUIRE);
+    if (call == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (CARVE_LIKELY(s == NULL || __atomic_load_n(&s->captures, __ATOMIC_SEQ_CST) == 0) || (s = carve_state()) == NULL) {
+        return call(stream);
+    }
+    /* Before: its handle may be another one's as soon as it is gone. */
+    bool captured = carve_capture_ended(s, stream);
+    CUresult result = call(stream);
+    if (captured && result != CUDA_SUCCESS) {
+        carve_capture_begins(s);
+        carve_capture_begun(carve_driver(), s, stream, true);
+    }
+    return result;
+}
+
+CARVE_EXPORT CUresult cuStreamDestroy(CUstream stream) { return destroy_stream(carve_driver()->cuStreamDestroy, stream); }
+CARVE_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) { return destroy_stream(carve_driver()->cuStreamDestroy_v2, stream); }
+
+void carve_capture_begins(struct carve_state *s) { __atomic_add_fetch(&s->captures, 1, __ATOMIC_SEQ_CST); }
+
+static void end_one(struct carve_state *s) { __atomic_sub_fetch(&s->captures, 1, __ATOMIC_SEQ_CST); }
+
+void carve_capture_begun(const struct carve_driver *d, struct carve_state *s, CUstream stream, bool begun) {
+    struct carve_place place = {0};
+    if (!begun) {
+        end_one(s);
+        return;
+    }
+    (void)carve_current(d, s, &place);
+    carve_lock(&s->captures_lock);
+    for (int i = 0; i < CARVE_MAX_CAPTURES; i++) {
+        if (!s->capture_list[i].taken) {
+            s->capture_list[i] = (struct carve_capture){.stream = stream, .context = place.context, .taken = true};
+            carve_unlock(&s->captures_lock);
+            return;
+        }
+    }
+    carve_unlock(&s->captures_lock);
+    end_one(s); /* more at once than any program has: events may disturb this one */
+}
+
+bool carve_capture_ended(struct carve_state *s, CUstream stream) {
+    bool found = false;
+    carve_lock(&s->captures_lock);
+    for (int i = 0; i < CARVE_MAX_CAPTURES && !found; i++) {
+        struct carve_capture *c = &s->capture_list[i];
+        found = c->taken && c->stream == stream;
+        if (found) {
+            c->taken = false;
+            end_one(s);
+        }
+    }
+    carve_unlock(&s->captures_lock);
+    return found;
+}
+
+void carve_captures_forget(struct carve_state *s, uint32_t context) {
+    carve_lock(&s->captures_lock);
+    for (int i = 0; i < CARVE_MAX_CAPTURES && context != 0; i++) {
+        struct carve_capture *c = &s->capture_list[i];
+        if (c->taken && c->context == context) {
+            c->taken = false;
+            end_one(s);
+        }
+    }
+    carve_unlock(&s->captures_lock);
+}

@@ -23,6 +23,7 @@
 enum {
     CARVE_MAX_DEVICES = 64,   /* ordinals of this process */
     CARVE_MAX_CONTEXTS = 512, /* of this process at one time; each costs the card some 100 MiB */
+    CARVE_MAX_CAPTURES = 64,  /* that end with their stream or context, if the program doesn't end them */
     CARVE_MAX_RESERVES = 512, /* pools of this process at one time, and cards with memory of graphs */
 };
 
@@ -189,6 +190,13 @@ struct carve_graphs { /* under the lock of reserves */
     uint64_t generation; /* grows when memory may have gone from one to another, or back to the card */
 };
 
+/* A stream that is being captured: see throttle.h. */
+struct carve_capture {
+    CUstream stream;
+    uint32_t context; /* carve_context.id; 0: not known */
+    bool taken;
+};
+
 struct carve_state {
     uint32_t ready;     /* 0: nothing below is valid; else CARVE_READY_* */
     uint32_t owner_pid; /* whose state this is, where fork doesn't wipe it */
@@ -222,6 +230,8 @@ struct carve_state {
 
     uint32_t heap_turn; /* a thread sets a limit of a context, see heaps.c */
     uint32_t captures; /* streams that are being captured */
+    carve_lock_t captures_lock;
+    struct carve_capture capture_list[CARVE_MAX_CAPTURES];
     struct carve_throttle *throttles[CARVE_MAX_CARDS]; /* see throttle.c; NULL: nothing was launched there */
 };
 

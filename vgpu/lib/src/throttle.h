@@ -7,8 +7,9 @@
  * they are done. There is no thread of our own: a process in which nobody calls the driver is followed by the agent,
  * from what it published last.
  *
- * Events are recorded and asked for only while no stream of the process is being captured: what is launched
- * meanwhile is paid by its estimate. Fails open: what can't be measured is paid by its estimate, and where the
+ * Events are recorded only while no stream of the process is being captured: what is launched meanwhile is paid by
+ * its estimate. They are asked for by threads in relaxed capture mode. Whatever the driver does with a call, other
+ * threads go on: no lock is held over one. What never ends isn't waited for for ever. Fails open: what can't be measured is paid by its estimate, and where the
  * agent divides no compute nothing is looked at.
  */
 #ifndef CARVE_THROTTLE_H
@@ -25,8 +26,9 @@ struct carve_throttle;
 struct carve_launch {
     struct carve_throttle *throttle; /* NULL: nothing to do at the end */
     struct carve_ticket ticket;
+    const void *key;
     uint32_t cost;
-    int flight; /* -1: not measured */
+    int flight; /* -1: it isn't sampled */
     unsigned card;
     CUstream stream;
     bool per_thread;
@@ -64,15 +66,18 @@ static inline void carve_throttle_look(const struct carve_driver *d) {
     }
 }
 
-/* A context is about to go, with its events. */
+/* A context of the card is about to go, with its events: between hold and let_go nobody asks the driver for events
+ * there. Once it is gone, and before let_go, it is forgotten. */
+struct carve_throttle *carve_throttle_hold(struct carve_state *s, unsigned card); /* NULL: nothing was launched there */
+void carve_throttle_let_go(struct carve_throttle *held);
 void carve_throttle_forget(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t context);
 
-/* A stream begins or ends to be captured. */
-static inline void carve_capture_begins(struct carve_state *s) { __atomic_add_fetch(&s->captures, 1, __ATOMIC_SEQ_CST); }
-static inline void carve_capture_ends(struct carve_state *s) {
-    uint32_t n = __atomic_load_n(&s->captures, __ATOMIC_RELAXED);
-    while (n != 0 && !__atomic_compare_exchange_n(&s->captures, &n, n - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
-    }
-}
+/* Captures of streams. The count goes up before one begins, so that no event of ours comes after. */
+void carve_capture_begins(struct carve_state *s);
+void carve_capture_begun(const struct carve_driver *d, struct carve_state *s, CUstream stream, bool begun);
+/* The stream's has ended; false where it began none. */
+bool carve_capture_ended(struct carve_state *s, CUstream stream);
+/* A context is gone, with its streams. */
+void carve_captures_forget(struct carve_state *s, uint32_t context);
 
 #endif

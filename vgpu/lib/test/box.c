@@ -46,11 +46,22 @@ static void close_bank(struct carve_limits_bank *bank, uint64_t generation) {
 
 void box_uuid(unsigned card, uint8_t uuid[16]) { memset(uuid, 0x11 + (int)card, 16); }
 
-void box_make(unsigned cards, const uint64_t *limit_bytes, uint64_t context_bytes) {
+void box_forget(void) {
     if (limits != NULL) {
         munmap(limits, sizeof *limits);
         munmap(usage, sizeof *usage);
     }
+    limits = NULL;
+    usage = NULL;
+}
+
+void box_open(void) {
+    limits = map_new(CARVE_LIMITS_PATH, sizeof *limits, false);
+    usage = map_new(CARVE_USAGE_PATH, sizeof *usage, false);
+}
+
+void box_make(unsigned cards, const uint64_t *limit_bytes, uint64_t context_bytes) {
+    box_forget();
     /* New inodes: whoever has the old ones mapped keeps those. */
     unlink(CARVE_LIMITS_PATH);
     unlink(CARVE_USAGE_PATH);

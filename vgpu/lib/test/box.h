@@ -27,6 +27,9 @@ void box_residual(unsigned card, uint64_t bytes);
 struct carve_limits *box_limits(void);
 struct carve_usage *box_usage(void);
 void box_remap(void);
+/* The files that another process has made: box_open maps them, box_forget lets go of those that were. */
+void box_open(void);
+void box_forget(void);
 uint64_t box_used(unsigned card);
 uint64_t box_pending(unsigned card);
 uint64_t box_refusals(unsigned card);

@@ -31,3 +31,6 @@ declared=$(grep -oE '\b(cu|nvml)[A-Za-z0-9_]+' "$map" | sort -u)
 $(printf '%s\n' "$exported" "$declared" | sort | uniq -u)"
 forbidden=$(nm -D --undefined-only "$library" | grep -oE '\b(malloc|calloc|realloc|free|printf|fprintf|exit|_exit|abort|getenv|setenv|putenv|pthread_create|signal|sigaction|atexit)(@|$)' || true)
 [ -z "$forbidden" ] || fail "it calls $forbidden"
+# Points at which a thread can be cancelled, with a lock of ours held, and clocks that jump.
+forbidden=$(nm -D --undefined-only "$library" | grep -oE '\b(open|open64|openat|close|read|pread|pread64|write|nanosleep|clock_nanosleep|usleep|sleep|poll|select|pause|sem_wait|time|gettimeofday|clock|timespec_get)(@|$)' || true)
+[ -z "$forbidden" ] || fail "it calls $forbidden"

@@ -5,43 +5,14 @@
  */
 #define _GNU_SOURCE
 #include <math.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include "compute_box.h"
 #include "cuda_abi_graph.h"
-#include "soft_box.h"
 #include "tap.h"
-
-#define MS 1000000ull
-
-__asm__(".section .rodata\n"
-        ".globl kernel_text\n"
-        "kernel_text:\n"
-        ".incbin \"" SOFT_KERNELS "\"\n"
-        ".byte 0\n"
-        ".previous\n");
-extern const char kernel_text[];
-
-#define CUDA(name) ((__typeof__(name) *)dlsym(api->handle, #name))
-
-static uint64_t (*clock_ns)(void);
-
-/* A share of card 0, by the file that the agent would make. */
-static struct api with_share(uint32_t ppm) {
-    struct api a = start(8000, 8000, CARVE_LIMITS_SELF_VISIBLE);
-    struct carve_limits *l = box_limits();
-    for (int bank = 0; bank < 2; bank++) {
-        l->banks[bank].cards[0].compute_ppm = ppm;
-        l->banks[bank].cards[0].flags = CARVE_CARD_COMPUTE_FIXED;
-    }
-    box_flags(CARVE_LIMITS_SELF_VISIBLE);
-    if (truncate(CARVE_LIMITS_PATH, CARVE_COMPUTE_AT + CARVE_MAX_CARDS * sizeof(struct carve_compute_card)) != 0) {
-        exit(3);
-    }
-    l->compute = 1;
-    clock_ns = (uint64_t(*)(void))dlsym(dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD), "softgpu_clock_ns");
-    return a;
-}
 
 struct load {
     const char *name;
@@ -144,6 +115,48 @@ static void graphs(void) {
     check(a.cuCtxDestroy_v2(context) == CUDA_SUCCESS, "and all is well at the end");
 }
 
+static void drop(int signal_number) { (void)signal_number; }
+
+/* The same with a signal every fifth of a millisecond, which ends every sleep. */
+static void under_signals(int flags) {
+    struct sigaction act = {.sa_handler = drop, .sa_flags = flags};
+    struct itimerval often = {{0, 200}, {0, 200}};
+    sigaction(SIGALRM, &act, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    alone(&loads[1], 50);
+}
+
+/* A launch that others are put behind may wait for what the program does after them: here for a value that it writes.
+ * The launches go on, and so does the program. */
+static void waits_for_the_program(void) {
+    struct api a = with_share(500000), *api = &a;
+    CUcontext context;
+    CUmodule module;
+    CUfunction spin;
+    CUstream stream, other;
+    CUdeviceptr flag = 0, none = 0;
+    void *host = NULL;
+    uint64_t ns = 1000000;
+    void *parameters[] = {&ns, &none};
+    __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
+    check(a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
+              CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+              CUDA(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS && CUDA(cuMemHostAlloc)(&host, 4, 2) == CUDA_SUCCESS && CUDA(cuMemHostGetDevicePointer_v2)(&flag, host, 0) == CUDA_SUCCESS,
+          "values: set up");
+    *(uint32_t *)host = 0;
+    uint64_t begin = clock_ns();
+    bool good = CUDA(cuStreamWaitValue32_v2)(stream, flag, 1, CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS;
+    for (int i = 0; i < 40 && good; i++) {
+        good = launch(spin, 216, 1, 1, 1024, 1, 1, 0, i % 4 == 3 ? other : stream, parameters, NULL) == CUDA_SUCCESS;
+    }
+    double took = (double)(clock_ns() - begin) / 1e9;
+    check(good && took < 60, "launches behind a value that the program writes after them return (%.1f s)", took);
+    __atomic_store_n((uint32_t *)host, 1, __ATOMIC_SEQ_CST);
+    check(CUDA(cuCtxSynchronize)() == CUDA_SUCCESS, "and are done once it is written");
+    struct carve_usage_line *line = &box_usage()->lines[0][0];
+    check(line->since_ns == 0 && line->charged_ns > 30 * MS && line->charged_ns < 4000 * MS, "and paid (%.1f ms)", (double)line->charged_ns / 1e6);
+}
+
 /* Each case is a process of its own, since a process has one state. What it got, or less than nothing. */
 static double in_process(const char *program, unsigned load, unsigned percent) {
     char command[256], line[512];
@@ -160,7 +173,7 @@ static double in_process(const char *program, unsigned load, unsigned percent) {
     return pipe != NULL && pclose(pipe) == 0 ? got : -1;
 }
 
-/* compute_test: all; graphs: those; LOAD PERCENT: that case; bench: what the errors are. */
+/* compute_test: all; graphs, signals, values: those; LOAD PERCENT: that case; bench: what the errors are. */
 int main(int argc, char **argv) {
     static const unsigned percents[] = {30, 50, 80};
     bool bench = argc == 2 && strcmp(argv[1], "bench") == 0;
@@ -171,7 +184,16 @@ int main(int argc, char **argv) {
         return tap_done();
     }
     if (argc == 2 && !bench) {
-        graphs();
+        switch (argv[1][0]) {
+        case 's':
+            under_signals(strcmp(argv[1], "signals") == 0 ? 0 : SA_RESTART);
+            break;
+        case 'v':
+            waits_for_the_program();
+            break;
+        default:
+            graphs();
+        }
         return tap_done();
     }
     for (unsigned i = 0; i < sizeof loads / sizeof loads[0]; i++) {
@@ -191,8 +213,11 @@ int main(int argc, char **argv) {
         printf("share_error_mean_points %.2f points\nshare_error_max_points %.2f points\n", sum / count, worst);
         return 0;
     }
-    char itself[256];
-    snprintf(itself, sizeof itself, "%s graphs >&2", argv[0]);
-    check(system(itself) == 0, "graphs");
+    static const char *const others[] = {"graphs", "signals", "signals-that-restart", "values"};
+    for (int i = 0; i < 4; i++) {
+        char itself[256];
+        snprintf(itself, sizeof itself, "%s %s >&2", argv[0], others[i]);
+        check(system(itself) == 0, "%s", others[i]);
+    }
     return tap_done();
 }

@@ -57,10 +57,12 @@ run "loader, front as built" inside "$plain_cuda" "$folder/loader_test" "$(realp
 run "NVML, front as built" inside "$plain_cuda" "$folder/nvml_test"
 cuda_front=$folder/twin-cuda.so nvml_front=$folder/twin-nvml.so
 run "credit" "$folder/credit_test"
+run "throttle" "$folder/throttle_test"
 run "share" inside "$cuda_front" "$folder/share_test"
 run "loader" inside "$cuda_front" env TWIN=1 "$folder/loader_test" "$(realpath "$folder/linked")"
 run "usage file" inside "$cuda_front" "$folder/usage_test"
 run "NVML" inside "$cuda_front" env TWIN=1 "$folder/nvml_test"
+run "processes" inside "$cuda_front" "$folder/process_test" "$(realpath "$folder/linked")"
 run "interleavings" inside "$folder/libcarve-cuda-steps.so" "$folder/puppet_test"
 run "races" inside "$folder/libcarve-cuda-steps.so" "$folder/race_test" "$seconds"
 
@@ -82,6 +84,15 @@ cards='--card a100-80 --card a30'
 clock=virtual
 on_soft "compute" 550.90.07 "$(realpath "$folder/compute_test")"
 clock=real
+# stepped NAME PROGRAM...: with the front whose steps can be armed.
+stepped() {
+    name=$1
+    shift
+    "$soft/softgpu" destroy "$root" > /dev/null 2>&1
+    "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver 550.90.07 > "$output" 2>&1 || cat "$output"
+    run "$name" "$here/inside.sh" "$folder/libcarve-cuda-steps.so" "$plain_nvml" "soft:$root" - "$@"
+}
+stepped "robustness" "$(realpath "$folder/robust_test")"
 for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     on_soft "loader" "$driver" env TWIN=1 "$folder/loader_test"
     # Not with sanitizers, whose runtime the linked programs would need.
@@ -92,6 +103,7 @@ for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     on_soft "graphs" "$driver" "$folder/graph_test"
     on_soft "heaps" "$driver" "$folder/heap_test"
     on_soft "shared memory" "$driver" "$folder/shared_test"
+    on_soft "visible cards" "$driver" "$folder/visible_test"
 done
 settings=stacks=110
 on_soft "heaps of a driver that takes more" 550.90.07 "$folder/heap_test" more

@@ -364,6 +364,10 @@ int main(int argc, char **argv) {
     if (argc == 4 && strcmp(argv[1], "hold") == 0) {
         return hold(atoi(argv[2]), atoi(argv[3]));
     }
+    if (argc == 2 && strcmp(argv[1], "threads") == 0) {
+        check(in_child(run, (void *)threads) == 0, "threads: ran to its end");
+        return tap_done();
+    }
     check(in_child(run, (void *)exact_limits) == 0, "exact limits: ran to its end");
     check(in_child(run, (void *)agrees_with_the_driver) == 0, "agrees with the driver: ran to its end");
     check(in_child(run, (void *)virtual_memory) == 0, "virtual memory: ran to its end");

@@ -25,6 +25,8 @@ LAUNCH(cuStreamBeginCaptureToGraph, CUstream f, CUgraph g, const CUgraphNode *n,
 LAUNCH(cuStreamBeginCaptureToGraph_ptsz, CUstream f, CUgraph g, const CUgraphNode *n, const CUgraphEdgeData *e, size_t c, CUstreamCaptureMode m)
 LAUNCH(cuStreamEndCapture, CUstream f, CUgraph *g)
 LAUNCH(cuStreamEndCapture_ptsz, CUstream f, CUgraph *g)
+LAUNCH(cuStreamDestroy, CUstream f)
+LAUNCH(cuStreamDestroy_v2, CUstream f)
 LAUNCH(cuEventRecord, CUevent f, CUstream s)
 LAUNCH(cuEventRecord_ptsz, CUevent f, CUstream s)
 LAUNCH(cuEventQuery, CUevent f)
