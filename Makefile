@@ -79,7 +79,7 @@ CHECKS ?= 50000
 test-long: export CARVE_E2E_LONG := 1
 test-long: E2E_TIMEOUT := 3h
 .PHONY: test-long
-test-long: test race asan fuzz ## the same with larger counts, sanitizers and fuzzing
+test-long: test race asan tsan fuzz ## the same with larger counts, sanitizers and fuzzing
 	go test -count=1 -timeout 60m ./api ./scheduler-extender/fit ./scheduler-extender/ledger -rapid.checks=$(CHECKS)
 	go test -count=1 -run NoFalseRefusal ./vgpu/agent -args -long
 	go test -count=1 -timeout 30m -v -run 'Share|Elastic|Truth' ./vgpu/compute/sim -seeds 20
@@ -117,6 +117,10 @@ race: native ## the Go tests under the race detector
 asan: ## the C tests under the address and undefined-behaviour sanitizers
 	$(MAKE) --no-print-directory -C vgpu/soft asan
 	$(MAKE) --no-print-directory -C vgpu/lib asan
+
+.PHONY: tsan
+tsan: ## what of the front libraries runs in several threads, under the thread sanitizer
+	$(MAKE) --no-print-directory -C vgpu/lib tsan
 
 FUZZTIME ?= 30s
 .PHONY: fuzz

@@ -432,50 +432,6 @@ func TestLowPriorityWaits(t *testing.T) {
 	}
 }
 
-// What one tenant does to itself or its files leaves the others what is theirs.
-func TestBadNeighbours(t *testing.T) {
-	scribble := func(b byte) func(tenants []*tenant) {
-		return func(tenants []*tenant) {
-			bytes := make([]byte, 256<<10)
-			for i := range bytes {
-				bytes[i] = b
-			}
-			f, err := os.OpenFile(tenants[1].share.Usage, os.O_WRONLY, 0)
-			if err == nil {
-				_, err = f.WriteAt(bytes, 0)
-				f.Close()
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	for name, do := range map[string]func(tenants []*tenant){
-		"killed":      func(tenants []*tenant) { syscall.Kill(tenants[1].pid, syscall.SIGKILL) },
-		"file zeroed": scribble(0),
-		"file of 255": scribble(255),
-		"file short": func(tenants []*tenant) {
-			syscall.Kill(tenants[1].pid, syscall.SIGKILL) // it would be ended by its own access
-			if err := os.Truncate(tenants[1].share.Usage, 0); err != nil {
-				t.Error(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			members := two(false)
-			r := run(t, members, 1, scene{
-				plan: plan{3 * time.Second, 2 * time.Second, 1}, gone: map[int]bool{1: true},
-				events: map[time.Duration]func([]*tenant){2 * time.Second: do, 5 * time.Second: func(tenants []*tenant) {
-					syscall.Kill(tenants[1].pid, syscall.SIGKILL)
-				}},
-			})
-			if got := points(r.Windows[0][0]); got < 30-sim.Goal || got > 30+sim.Goal {
-				t.Errorf("the neighbour has %.1f of 30 points", got)
-			}
-		})
-	}
-}
-
 // The instrument sees what is wrong: without an agent programs don't get their shares.
 func TestWithoutAnAgent(t *testing.T) {
 	members := two(false)

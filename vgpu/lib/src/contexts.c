@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "contexts.h"
 
+#include <string.h>
+
 #include "arrays.h"
 #include "ledger.h"
 #include "limits.h"
@@ -94,10 +96,10 @@ static bool list_add(struct carve_state *s, struct carve_context context) {
     if (i == CARVE_MAX_CONTEXTS) {
         return false;
     }
-    CUcontext handle = context.handle;
-    context.handle = NULL;
-    s->contexts[i] = context;
-    __atomic_store_n(&s->contexts[i].handle, handle, __ATOMIC_RELEASE);
+    /* Threads that look for theirs compare the handle meanwhile: it comes last, and isn't touched before. */
+    struct carve_context *c = &s->contexts[i];
+    memcpy((char *)c + sizeof c->handle, (const char *)&context + sizeof context.handle, sizeof *c - sizeof c->handle);
+    __atomic_store_n(&c->handle, context.handle, __ATOMIC_RELEASE);
     if (i == s->contexts_high) {
         __atomic_store_n(&s->contexts_high, i + 1, __ATOMIC_RELEASE);
     }
