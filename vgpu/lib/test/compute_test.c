@@ -130,10 +130,10 @@ static void under_signals(int flags) {
  * The launches go on, and so does the program. */
 static void waits_for_the_program(void) {
     struct api a = with_share(500000), *api = &a;
-    CUcontext context;
-    CUmodule module;
-    CUfunction spin;
-    CUstream stream, other;
+    CUcontext context = NULL;
+    CUmodule module = NULL;
+    CUfunction spin = NULL;
+    CUstream stream = NULL, other = NULL;
     CUdeviceptr flag = 0, none = 0;
     void *host = NULL;
     uint64_t ns = 1000000;
