@@ -104,6 +104,12 @@ void carve_flight_unlink(struct carve_throttle *t, int16_t at) {
     __atomic_store_n(&t->flying, t->flying - 1, __ATOMIC_RELAXED);
 }
 
+/* What tells streams apart: each thread has one of its own, of the same name in all. */
+static CUstream stream_of(const struct carve_launch *l) {
+    bool own = l->stream == CU_STREAM_PER_THREAD || (l->per_thread && l->stream == NULL);
+    return own ? (CUstream)carve_thread() : l->stream;
+}
+
 /* A place for a launch, at the end of the list. -1: there is none. */
 int16_t carve_flight_place(struct carve_throttle *t, const struct carve_launch *l, uint64_t now) {
     int16_t at = t->free;
@@ -112,7 +118,7 @@ int16_t carve_flight_place(struct carve_throttle *t, const struct carve_launch *
     }
     struct flight *f = &t->flights[at];
     t->free = f->next;
-    *f = (struct flight){.ticket = l->ticket, .launched_at = now, .stream = l->stream, .key = l->key, .cost = l->cost, .clock = -1, .next = -1, .before = t->last};
+    *f = (struct flight){.ticket = l->ticket, .launched_at = now, .stream = stream_of(l), .key = l->key, .cost = l->cost, .clock = -1, .next = -1, .before = t->last};
     if (t->last < 0) {
         t->first = at;
         t->moved_at = now;

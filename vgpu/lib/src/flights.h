@@ -26,7 +26,7 @@ struct flight {
     CUevent begin, end; /* NULL: it isn't measured */
     struct carve_ticket ticket;
     uint64_t launched_at;
-    CUstream stream;
+    CUstream stream; /* or the thread whose own it is */
     const void *key;
     uint32_t cost;
     int8_t clock;

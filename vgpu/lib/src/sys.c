@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
@@ -113,6 +114,8 @@ void carve_yield(void) { (void)sched_yield(); }
 
 /* By number: the C library may remember the pid across a raw clone (before 2.25). */
 uint32_t carve_pid(void) { return (uint32_t)syscall(SYS_getpid); }
+
+uintptr_t carve_thread(void) { return (uintptr_t)pthread_self(); }
 
 /* Writes a number in decimal and gives the end. */
 static char *put_number(char *at, uint64_t number) {

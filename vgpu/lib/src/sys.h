@@ -54,6 +54,8 @@ struct carve_identity {
 };
 
 uint32_t carve_pid(void);
+/* Names the calling thread among those of the process that live. */
+uintptr_t carve_thread(void);
 struct carve_identity carve_self(void);
 
 /* Whether the process with that pid in the own PID namespace is gone: no such process, a zombie, or another

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What processes do that share a container: many of them, at once, in namespaces, with few rights and low limits,
- * started in whatever way, in threads that are cancelled. Over the stub driver, which keeps the books.
+ * started in whatever way, in threads that are cancelled. Over the stub driver, which keeps the books. Cases share-15
+ * and vgpu-14 (no environment), vgpu-9 (what a second process sees), vgpu-17 (nobody's process is ended), vgpu-19 (pids).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

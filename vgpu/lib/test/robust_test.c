@@ -2,7 +2,8 @@
 /*
  * robust_test: the path of a launch, over the software GPU on the clock of the machine, on the test build of the front.
  * Processes are killed and stopped at each of its named points, exit while they wait, or are rained on by signals;
- * threads launch while others capture and while contexts go. Nobody else waits for any of them, and nothing is left out.
+ * threads launch while others capture and while contexts go. Nobody else waits for any of them, and nothing is left out:
+ * cases vgpu-1 and vgpu-2.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -362,6 +363,41 @@ static void captures(void) {
     check(in_child(threads_and_captures, NULL) == 0, "threads and captures: ran to its end");
 }
 
+/* Each thread has a stream of its own, of the same name: what runs for long in one keeps none of the others. */
+static void *in_own_stream(void *argument) {
+    struct api *api = &shared.a;
+    uint64_t ns = (uintptr_t)argument;
+    CUdeviceptr none = 0;
+    void *parameters[] = {&ns, &none};
+    shared.a.cuCtxSetCurrent(shared.context);
+    for (int i = 0; i < (ns > 1000000000 ? 1 : 300); i++) {
+        wrong(CUDA(cuLaunchKernel_ptsz)(shared.spin, 1, 1, 1, 1, 1, 1, 0, i % 2 == 0 ? NULL : CU_STREAM_PER_THREAD, parameters, NULL), "launch");
+        __atomic_add_fetch(&talk->launches[ns > 1000000000], 1, __ATOMIC_SEQ_CST);
+    }
+    while (ns > 1000000000) { /* or another thread might be called as this one */
+        nap();
+    }
+    return NULL;
+}
+
+static int own_streams(void *unused) {
+    pthread_t t;
+    (void)unused;
+    if (!begin_work(&shared)) {
+        return 3;
+    }
+    pthread_create(&t, NULL, in_own_stream, (void *)(uintptr_t)60000000000);
+    while (__atomic_load_n(&talk->launches[1], __ATOMIC_SEQ_CST) == 0) {
+        nap();
+    }
+    double before = seconds();
+    pthread_create(&t, NULL, in_own_stream, (void *)(uintptr_t)200000);
+    pthread_join(t, NULL);
+    double took = seconds() - before;
+    check(faults == 0 && took < 4, "beside a kernel that lasts a minute in one thread's stream another thread launches in its own (%.1f s)", took);
+    return 0;
+}
+
 /* Launches into a context of its own, which goes, again and again. */
 static void *contexts_come_and_go(void *argument) {
     struct api *api = &shared.a;
@@ -455,6 +491,8 @@ static int threads_and_contexts(void *unused) {
 }
 
 static void contexts(void) {
+    files(900000);
+    check(in_child(own_streams, NULL) == 0, "own streams: ran to its end");
     files(900000);
     check(in_child(threads_and_contexts, NULL) == 0, "threads and contexts: ran to its end");
 }
