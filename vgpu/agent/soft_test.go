@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -374,7 +375,7 @@ func TestNoFalseRefusalUnderTheAgentsEyes(t *testing.T) {
 	s := newSoftCard(t, limit>>20)
 	s.t = t
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	looks := 0
+	var looks atomic.Int64
 	go func() {
 		defer close(stopped)
 		for {
@@ -383,11 +384,11 @@ func TestNoFalseRefusalUnderTheAgentsEyes(t *testing.T) {
 				return
 			default:
 				s.look()
-				looks++
+				looks.Add(1)
 			}
 		}
 	}()
-	defer func() { close(stop); <-stopped; t.Logf("%d calls under %d looks", 2*calls, looks) }()
+	defer func() { close(stop); <-stopped; t.Logf("%d calls under %d looks", 2*calls, looks.Load()) }()
 	var wait sync.WaitGroup
 	// Two programs that together may fill the limit to the last page.
 	const context = 600 << 20 // more than one costs
@@ -425,8 +426,8 @@ func TestNoFalseRefusalUnderTheAgentsEyes(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	if looks < calls/100 {
-		t.Errorf("the agent looked %d times only", looks)
+	if n := looks.Load(); n < int64(calls/100) {
+		t.Errorf("the agent looked %d times only", n)
 	}
 }
 

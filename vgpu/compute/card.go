@@ -15,7 +15,7 @@ const (
 	// waiting after its last sign of work, lowTurn what they get in each lowEvery
 	// however busy it is, so that nothing of theirs fails for waiting too long.
 	highLasts = int64(5 * time.Millisecond)
-	lowTurn   = int64(10 * time.Millisecond)
+	lowTurn   = int64(6 * time.Millisecond)
 	lowEvery  = int64(200 * time.Millisecond)
 )
 
@@ -107,7 +107,7 @@ type Tenant struct {
 	// Elastic shares are a guarantee and may borrow; others are a cap.
 	Elastic bool
 	// Low priority launches nothing while a tenant of high priority has work, but for
-	// a twentieth of the time.
+	// some hundredths of the time.
 	Low bool
 	// Processes are those that ever used the card and live.
 	Processes []*Process
