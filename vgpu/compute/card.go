@@ -11,6 +11,10 @@ const (
 	demandLasts = int64(200 * time.Millisecond)
 	// borrowLasts is how long a borrow bit stands unless it is renewed.
 	borrowLasts = int64(10 * time.Millisecond)
+	// hungryFrom is the credit beyond what is committed from which on a process that has
+	// work isn't getting its share. One that does has a little now and then, since it
+	// looks every few milliseconds.
+	hungryFrom = int64(2 * time.Millisecond)
 	// highLasts is how long a tenant of high priority keeps those of low priority
 	// waiting after its last sign of work, lowTurn what they get in each lowEvery
 	// however busy it is, so that nothing of theirs fails for waiting too long.
@@ -270,7 +274,7 @@ func (p *Process) credit(now int64) int64 {
 // for others by its priority holds nobody off.
 func (t *Tenant) hungry(now int64) bool {
 	for _, p := range t.Processes {
-		if (p.busy || p.Now.Waiting) && p.Terms.Gate != Shut && p.credit(now) > 0 {
+		if (p.busy || p.Now.Waiting) && p.Terms.Gate != Shut && p.credit(now)-p.Now.Committed > hungryFrom {
 			return true
 		}
 	}

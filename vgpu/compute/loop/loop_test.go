@@ -417,6 +417,33 @@ func TestElasticShares(t *testing.T) {
 	}
 }
 
+// What nobody was granted, or doesn't want, is used by who may borrow.
+func TestNothingIsLeftUnused(t *testing.T) {
+	one := func(share uint32, elastic bool, mean int64) sim.Member {
+		return sim.Member{SharePPM: share, Elastic: elastic, Program: sim.Program{Means: []int64{mean}, Streams: 1}}
+	}
+	for name, members := range map[string][]sim.Member{
+		"two elastic":           {one(300_000, true, sim.Millisecond), one(600_000, true, sim.Millisecond)},
+		"one fixed beside it":   {one(200_000, false, sim.Millisecond), one(400_000, true, sim.Millisecond)},
+		"and beside two":        {one(200_000, false, sim.Millisecond), one(400_000, true, sim.Millisecond), one(300_000, true, sim.Millisecond)},
+		"long kernels, elastic": {one(300_000, true, 20*sim.Millisecond), one(600_000, true, sim.Millisecond)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := run(t, members, 1, scene{plan: plan{3 * time.Second, 5 * time.Second, 2}})
+			within(t, members, r)
+			for n := range 2 {
+				sum := 0.0
+				for i := range members {
+					sum += points(r.Windows[i][n])
+				}
+				if sum < 96 {
+					t.Errorf("window %d: %.1f points of the card were used", n, sum)
+				}
+			}
+		})
+	}
+}
+
 func TestLowPriorityWaits(t *testing.T) {
 	members := two(false)
 	r := run(t, members, 1, scene{plan: plan{time.Second, time.Second, 2}, low: map[int]bool{0: true}})
