@@ -250,7 +250,10 @@ func printExplainedSlices(b *strings.Builder, all []explain.Slice, hidden bool) 
 		if s.Mode == "exclusive" {
 			memory, cores = "whole card", "100%"
 		} else if s.Cores > 0 {
-			cores = fmt.Sprintf("%d%%", s.Cores)
+			cores = strings.TrimSpace(fmt.Sprintf("%d%% %s", s.Cores, s.Compute))
+		}
+		if s.LowPriority {
+			cores += ", low priority"
 		}
 		if s.Managed != "" {
 			memory += ", managed memory: " + s.Managed

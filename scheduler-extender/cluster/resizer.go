@@ -232,7 +232,7 @@ func (r *Resizer) decide(ref ledger.Ref, p *corev1.Pod) (*answer, time.Duration,
 	var refusal *ledger.ResizeRefusal
 	switch {
 	case errors.As(err, &refusal):
-		a.message = clipMessage(refusal.Message(refusal.View, nil, place.Names(refusal.Holders)))
+		a.message = clipMessage(refusal.Message(refusal.View, nil, place.Names(refusal.Holders, refusal.Refusal)))
 		result.Message = a.message
 		return r.complete(a, held, held, result)
 	case errors.Is(err, ledger.ErrUnsettled) || errors.Is(err, ledger.ErrInFlight):

@@ -27,6 +27,9 @@ type Slice struct {
 	// Granted amounts; both 0 for a whole card.
 	MemMiB int64 `json:"memMiB,omitempty"`
 	Cores  int   `json:"cores,omitempty"`
+	// Compute is how Cores are meant, elastic or fixed; LowPriority waits for others.
+	Compute     string `json:"compute,omitempty"`
+	LowPriority bool   `json:"lowPriority,omitempty"`
 	// Managed and Oversell are the policies that were granted beside them.
 	Managed  string `json:"managed,omitempty"`
 	Oversell string `json:"oversell,omitempty"`
@@ -232,6 +235,13 @@ func slicesOf(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) []Slice {
 		for _, cg := range g.Containers[spec.Name] {
 			s := Slice{Container: spec.Name, Card: cg.Card, Mode: string(cg.Mode), MemMiB: cg.MemMiB, Cores: cg.Cores,
 				Managed: string(cg.Managed), Oversell: string(cg.Oversell), init: spec.Kind == api.Init}
+			if cg.Cores > 0 && cg.Mode == api.ModeVGPU {
+				s.Compute = "elastic"
+				if cg.Fixed {
+					s.Compute = "fixed"
+				}
+			}
+			s.LowPriority = cg.Low
 			s.compare(p, g, report)
 			s.Ended = s.init && s.State == "" && hasEnded(p, s.Container)
 			out = append(out, s)

@@ -89,13 +89,19 @@ func (c *call) message(m miss) string {
 	}
 	held := ""
 	if m.refusal.Card >= 0 && !m.refusal.Never {
-		held = Names(c.ledger.Holders(m.node, m.view.Cards[m.refusal.Card].UUID))
+		held = Names(c.ledger.Holders(m.node, m.view.Cards[m.refusal.Card].UUID), m.refusal)
 	}
 	return clip(m.refusal.Message(m.view, c.ask, held))
 }
 
-// Names names who is on a card: "default/a (8000 MiB), default/b (whole)".
-func Names(hs []ledger.Holder) string {
+// Names names who is on a card, by what was refused there (nil: nothing was):
+// "default/a (8000 MiB), default/b (whole)", or "default/c (60 %)" for compute.
+func Names(hs []ledger.Holder, refused *fit.Refusal) string {
+	compute := refused != nil && refused.Reason == fit.ReasonCores
+	if compute {
+		hs = slices.DeleteFunc(slices.Clone(hs), func(h ledger.Holder) bool { return h.Cores == 0 && !h.Whole })
+		slices.SortStableFunc(hs, func(a, b ledger.Holder) int { return cmp.Compare(b.Cores, a.Cores) })
+	}
 	var b strings.Builder
 	for i, h := range hs {
 		if i == maxHolders {
@@ -106,8 +112,11 @@ func Names(hs []ledger.Holder) string {
 			b.WriteString(", ")
 		}
 		what := fmt.Sprintf("%d MiB", h.MemMiB)
-		if h.Whole {
+		switch {
+		case h.Whole:
 			what = "whole"
+		case compute:
+			what = fmt.Sprintf("%d %%", h.Cores)
 		}
 		switch h.State {
 		case ledger.Offered:

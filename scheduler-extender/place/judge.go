@@ -66,7 +66,7 @@ func Judge(l *ledger.Ledger, pod ledger.Ref, r api.Request, policy score.Policy)
 			ci = j.Refusal.Container
 			held := ""
 			if j.Refusal.Card >= 0 && !j.Refusal.Never {
-				held = Names(l.Holders(n, snap.View.Cards[j.Refusal.Card].UUID))
+				held = Names(l.Holders(n, snap.View.Cards[j.Refusal.Card].UUID), j.Refusal)
 			}
 			j.Message = clip(j.Refusal.Message(&snap.View, ask, held))
 			if free := snap.View; unblock(&free) {
@@ -75,7 +75,8 @@ func Judge(l *ledger.Ledger, pod ledger.Ref, r api.Request, policy score.Policy)
 			}
 		}
 		for i, c := range snap.View.Cards {
-			j.Cards = append(j.Cards, CardJudgement{c, ask.Miss(&snap.View, i, ci), Names(l.Holders(n, c.UUID))})
+			miss := ask.Miss(&snap.View, i, ci)
+			j.Cards = append(j.Cards, CardJudgement{c, miss, Names(l.Holders(n, c.UUID), miss)})
 		}
 		slices.SortStableFunc(j.Cards, func(a, b CardJudgement) int { return cmp.Compare(a.Index, b.Index) })
 		out = append(out, j)
