@@ -110,17 +110,27 @@ static int take_a_page(const struct api *a, unsigned i) {
 
 /* ---- many ---- */
 
+#ifdef UNDER_SANITIZER /* with which each takes ten times the memory */
+enum { ALL = 200, OTHERS = 800 };
+#else
+enum { ALL = 1000, OTHERS = 0 };
+#endif
+
 static void thousand(void) {
-    enum { ALL = 1000, EACH = CONTEXT_MIB + 2 };
+    enum { EACH = CONTEXT_MIB + 2 };
     struct crowd c, more;
-    fresh((uint64_t)ALL * EACH + 30 * EACH);
+    fresh((uint64_t)ALL * EACH + 30 * EACH + 1);
+    for (int i = 0; i < OTHERS; i++) { /* somebody's, with next to nothing */
+        box_usage()->processes[i].state_pid = CARVE_STATE_PID(CARVE_SLOT_LIVE, 1);
+        box_usage()->lines[0][i].charge = CARVE_CHARGE(1, 0);
+    }
     gather(&c, ALL, take_a_page);
     check(answers(&c, 0) == ALL, "%d processes at once each get a context and a page", ALL);
-    check(box_used(0) == (uint64_t)ALL * EACH * MIB && truth->used[0] == box_used(0) && box_pending(0) == 0, "and all of it is charged");
+    check(truth->used[0] == (uint64_t)ALL * EACH * MIB && box_used(0) == truth->used[0] + OTHERS * CARVE_UNIT_BYTES && box_pending(0) == 0, "and all of it is charged");
     gather(&more, 50, take_a_page);
     unsigned had = answers(&more, 0);
     check(had == 24, "of fifty more %u get the 24 slots that are left, the others are refused", had);
-    check(truth->peak[0] <= (uint64_t)(ALL + 30) * EACH * MIB, "and the card never held more than the limit");
+    check(truth->peak[0] <= (uint64_t)(ALL + 30) * EACH * MIB + MIB, "and the card never held more than the limit");
     dismiss(&more);
     dismiss(&c);
     reclaim_all();
@@ -150,14 +160,14 @@ static int in_pid_namespace(const struct api *a, unsigned i) {
 }
 
 static void pid_namespaces(void) {
-    enum { ALL = 8 };
+    enum { SPACES = 8 };
     int done[2], stay[2];
-    pid_t spaces[ALL];
+    pid_t spaces[SPACES];
     fresh(1000);
     if (pipe(done) != 0 || pipe(stay) != 0) {
         exit(2);
     }
-    for (int i = 0; i < ALL; i++) {
+    for (int i = 0; i < SPACES; i++) {
         spaces[i] = fork();
         if (spaces[i] == 0) {
             close(stay[1]);
@@ -181,11 +191,11 @@ static void pid_namespaces(void) {
     }
     unsigned good = 0;
     close(done[1]);
-    for (int i = 0; i < ALL; i++) {
+    for (int i = 0; i < SPACES; i++) {
         char byte = 99;
         good += read(done[0], &byte, 1) == 1 && byte == 0;
     }
-    check(good == ALL && box_used(0) == (uint64_t)ALL * (CONTEXT_MIB + 2) * MIB, "first processes of %d PID namespaces have a slot each, though all are pid 1", ALL);
+    check(good == SPACES && box_used(0) == (uint64_t)SPACES * (CONTEXT_MIB + 2) * MIB, "first processes of %d PID namespaces have a slot each, though all are pid 1", SPACES);
     /* Somebody who has no room looks for the dead among them, and finds none. */
     struct api a = api_start("libcuda.so.1");
     CUdeviceptr p;
@@ -194,9 +204,9 @@ static void pid_namespaces(void) {
     for (unsigned i = 0; i < CARVE_MAX_SLOTS; i++) {
         live += CARVE_STATE(box_usage()->processes[i].state_pid) == CARVE_SLOT_LIVE;
     }
-    check(live == ALL + 1, "and nobody is taken for dead by the pid of another namespace (%u)", live);
+    check(live == SPACES + 1, "and nobody is taken for dead by the pid of another namespace (%u)", live);
     close(stay[1]);
-    for (int i = 0; i < ALL; i++) {
+    for (int i = 0; i < SPACES; i++) {
         status_of(spaces[i]);
     }
 }
