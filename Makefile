@@ -92,6 +92,7 @@ test-long: test race asan tsan fuzz ## the same with larger counts, sanitizers a
 BUNDLE := build/gpu-bundle
 .PHONY: gpu-bundle
 gpu-bundle: native ## one folder (and its .tar.gz) that tries everything on a bare machine with a card: $(BUNDLE)/run
+	@$(MAKE) -s --no-print-directory -C vgpu/lib conformance
 	@mkdir -p build
 	CGO_ENABLED=1 $(GOBUILD) -o build/carve-gputest ./cmd/carve-gputest
 	@vgpu/bundle/pack.sh $(BUNDLE) build/carve-gputest

@@ -44,7 +44,7 @@ func makeBundle(dir string) error {
 		return err
 	}
 	for _, command := range [][]string{
-		{"make", "-s", "-C", "vgpu/soft"}, {"make", "-s", "-C", "vgpu/lib"},
+		{"make", "-s", "-C", "vgpu/soft"}, {"make", "-s", "-C", "vgpu/lib", "all", "conformance"},
 		{"go", "build", "-o", runner, "./cmd/carve-gputest"},
 		{"vgpu/bundle/pack.sh", packed, runner},
 		{"tar", "-C", filepath.Join(dir, "unpacked"), "-xzf", packed + ".tar.gz"},
@@ -303,6 +303,32 @@ func TestRowsOfCharges(t *testing.T) {
 				t.Errorf("%s: %+v", got, r.report.Rows[0])
 			}
 		})
+	}
+}
+
+func TestTally(t *testing.T) {
+	text := func(all ...string) (out []line) {
+		for _, s := range all {
+			out = append(out, line{"step": "text", "text": s})
+		}
+		return out
+	}
+	late := errors.New("took too long")
+	for name, c := range map[string]struct {
+		lines []line
+		fault error
+		want  Verdict
+	}{
+		"all pass":             {text("ok 1 - a", "1 passed, 0 failed"), nil, Holds},
+		"one doesn't":          {text("ok 1 - a", "not ok 2 - b", "1 passed, 1 failed"), nil, Fails},
+		"it says nothing":      {nil, nil, Fails},
+		"it ends early":        {text("ok 1 - a"), nil, Fails},
+		"its time was over":    {text("ok 1 - a"), late, Noted},
+		"late, and one failed": {text("not ok 1 - a"), late, Fails},
+	} {
+		if row := tally("x", c.lines, c.fault); row.Verdict != c.want {
+			t.Errorf("%s: %+v", name, row)
+		}
 	}
 }
 

