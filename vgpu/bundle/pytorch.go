@@ -153,7 +153,7 @@ func (r *runner) torchGraphs(t terms) error {
 
 // torchLoad compares rates of matrix products.
 func (r *runner) torchLoad(t terms) error {
-	seconds := pick(r, "1.2", "6")
+	seconds := pick(r, "0.6", "6")
 	rates := func(shares ...*share) ([]float64, error) {
 		var children []*child
 		for _, s := range shares {
