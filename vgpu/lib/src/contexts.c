@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "arrays.h"
+#include "graphs.h"
 #include "ledger.h"
 #include "limits.h"
 #include "measure.h"
@@ -287,6 +288,7 @@ void carve_context_restore(struct carve_state *s, const struct carve_context *cl
 }
 
 void carve_context_closed(struct carve_state *s, const struct carve_context *closing) {
+    carve_graphs_lost(s);
     drop_blocks(s, closing->id);
     drop_context(s, closing);
 }
@@ -318,6 +320,7 @@ void carve_primary_released(const struct carve_driver *d, struct carve_state *s,
     if (c != NULL && (gone || reset)) {
         carve_throttle_forget(d, s, (unsigned)closing.card, closing.id);
         carve_captures_forget(s, closing.id);
+        carve_graphs_lost(s);
         drop_blocks(s, closing.id);
     }
     if (gone) {

@@ -162,16 +162,35 @@ bool carve_graph_made(const struct carve_driver *d, struct carve_state *s, CUgra
     return good;
 }
 
-void carve_graph_gone(struct carve_state *s, CUgraphExec exec) {
+bool carve_graph_gone(struct carve_state *s, CUgraphExec exec, struct carve_graph *gone) {
     struct carve_graphs *g = &s->graphs;
     carve_lock(&s->reserves.lock);
     struct carve_graph *one = find(g, exec);
     if (one != NULL) {
+        *gone = *one;
         *one = g->list[g->count - 1];
         __atomic_store_n(&g->count, g->count - 1, __ATOMIC_RELEASE);
         g->last = g->last == exec ? NULL : g->last;
     }
     carve_unlock(&s->reserves.lock);
+    return one != NULL;
+}
+
+void carve_graph_back(struct carve_state *s, const struct carve_graph *gone) {
+    carve_lock(&s->reserves.lock);
+    if (find(&s->graphs, gone->exec) == NULL) {
+        (void)add(&s->graphs, *gone); /* there was room for it */
+    }
+    carve_unlock(&s->reserves.lock);
+}
+
+void carve_graphs_lost(struct carve_state *s) {
+    if (CARVE_UNLIKELY(__atomic_load_n(&s->graphs.count, __ATOMIC_ACQUIRE) != 0)) {
+        carve_lock(&s->reserves.lock);
+        s->graphs.generation++;
+        s->graphs.last = NULL;
+        carve_unlock(&s->reserves.lock);
+    }
 }
 
 /* ---- launches ---- */
@@ -215,6 +234,9 @@ CUresult carve_graph_run(const struct carve_driver *d, CUgraphExec exec, CUstrea
         return call(exec, stream);
     }
     CUresult result = carve_reserve_grow(d, s, reserve, &run.growth);
+    if (result == CUDA_SUCCESS && captured(d, &run.growth)) {
+        return result; /* it has become part of another graph, and took nothing */
+    }
     carve_lock(&s->reserves.lock);
     one = find(&s->graphs, exec);
     if (one != NULL && result == CUDA_SUCCESS) {

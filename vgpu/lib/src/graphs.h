@@ -15,8 +15,13 @@
 /* An executable graph was made of a graph. False where it can't be followed for want of memory. */
 bool carve_graph_made(const struct carve_driver *d, struct carve_state *s, CUgraphExec exec, CUgraph graph);
 
-/* It is gone. */
-void carve_graph_gone(struct carve_state *s, CUgraphExec exec);
+/* It is about to be destroyed: its handle may be another one's as soon as it is. False where nothing is known of it. */
+bool carve_graph_gone(struct carve_state *s, CUgraphExec exec, struct carve_graph *gone);
+/* It wasn't. */
+void carve_graph_back(struct carve_state *s, const struct carve_graph *gone);
+
+/* What graphs had on their cards may be gone. */
+void carve_graphs_lost(struct carve_state *s);
 
 /* Launches or uploads it, as call does, and charges what that takes. Graphs without memory of their own, in a process
  * that has no others, cost a load and a branch. */

@@ -72,10 +72,12 @@ CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     if (d->cuGraphExecDestroy == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    if (s != NULL && __atomic_load_n(&s->graphs.count, __ATOMIC_ACQUIRE) != 0 && (s = carve_state()) != NULL) {
-        carve_graph_gone(s, exec); /* first: its handle may be another one's as soon as it is gone */
-    }
+    struct carve_graph gone;
+    bool known = s != NULL && __atomic_load_n(&s->graphs.count, __ATOMIC_ACQUIRE) != 0 && (s = carve_state()) != NULL && carve_graph_gone(s, exec, &gone);
     CUresult result = d->cuGraphExecDestroy(exec);
+    if (known && result != CUDA_SUCCESS) {
+        carve_graph_back(s, &gone);
+    }
     carve_reserves_follow(d);
     return result;
 }

@@ -309,8 +309,8 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
             bool fits = true;
             r->flight -= own;
             r->alone = way != ALONE && r->alone;
-            if (CARVE_LIKELY(valid(r, growth))) {
-                fits = account(d, s, r, growth, held, admitted, result == CUDA_SUCCESS && !captured);
+            if (CARVE_LIKELY(r->kind != 0 && r->pool == growth->pool)) { /* also if it was destroyed meanwhile, and is in use */
+                fits = account(d, s, r, growth, held, admitted, result == CUDA_SUCCESS && !captured && !r->doomed);
             } else {
                 carve_keep(s, card, held, -(int64_t)admitted);
             }

@@ -185,6 +185,146 @@ static void context_gone(void) {
     check(CALL(cuStreamSynchronize)(stream) == CUDA_SUCCESS && a.cuCtxDestroy_v2(context) == CUDA_SUCCESS && box_used(0) == 0 && truth(0, getpid()) == 0, "which goes with the last context");
 }
 
+/* What a share of 1000 MiB has left is taken, so that nothing more can be had. */
+static CUdeviceptr all_of_it(void) {
+    CUdeviceptr p = 0;
+    check(a.cuMemAlloc_v2(&p, info(&a).free / (2 * MIB) * (2 * MIB)) == CUDA_SUCCESS, "all that is left of the share is taken");
+    return p;
+}
+
+static bool over(void) { return truth(0, getpid()) > 1000 * MIB; }
+
+/* A graph that is captured by being launched has taken no memory yet. */
+static void launched_into_a_capture(void) {
+    CUgraph graph, captured;
+    CUgraphExec exec;
+    CUstream other;
+    open_share(1000);
+    CALL(cuGraphCreate)(&graph, 0), CALL(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING);
+    takes(graph, 100 * MIB);
+    CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0);
+    /* Drivers differ in whether a graph with allocations can be part of another one. */
+    check(CALL(cuStreamBeginCapture_v2)(other, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS, "a capture");
+    CUresult launched = CALL(cuGraphLaunch)(exec, other), ended = CALL(cuStreamEndCapture)(other, &captured);
+    (void)ended;
+    check(launched != CUDA_ERROR_OUT_OF_MEMORY && box_used(0) == bare && truth(0, getpid()) == bare, "a launch that is captured takes nothing (%d)", launched);
+    CUdeviceptr p = all_of_it();
+    check(CALL(cuGraphLaunch)(exec, stream) == CUDA_ERROR_OUT_OF_MEMORY && !over() && box_used(0) == truth(0, getpid()), "so the first real one is refused where there is no room");
+    a.cuMemFree_v2(p);
+    check(CALL(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS && CALL(cuStreamSynchronize)(stream) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()) && box_used(0) >= bare + 100 * MIB, "with room it is had");
+}
+
+/* The memory of graphs goes with the last context of the card, whatever is launched after it. */
+static void after_its_context(void) {
+    CUgraph graph;
+    CUgraphExec exec;
+    open_share(1000);
+    CALL(cuGraphCreate)(&graph, 0);
+    takes(graph, 100 * MIB);
+    check(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0) == CUDA_SUCCESS && CALL(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS && CALL(cuStreamSynchronize)(stream) == CUDA_SUCCESS, "a graph has its memory");
+    check(a.cuCtxDestroy_v2(context) == CUDA_SUCCESS && a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CALL(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS && truth(0, getpid()) == bare, "which goes with the context");
+    CUdeviceptr p = all_of_it();
+    check(CALL(cuGraphLaunch)(exec, stream) == CUDA_ERROR_OUT_OF_MEMORY && !over() && box_used(0) == truth(0, getpid()), "and isn't there in the next one");
+    a.cuMemFree_v2(p);
+    check(CALL(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()), "unless it has room");
+}
+
+static CUgraphExec undying;
+static CUresult answer;
+static void destroy_it(void *unused) {
+    (void)unused;
+    answer = CALL(cuGraphExecDestroy)(undying); /* which no host function may */
+}
+
+/* A graph that the driver doesn't destroy is followed on. */
+static void not_destroyed(void) {
+    CUgraph graph;
+    open_share(1000);
+    CALL(cuGraphCreate)(&graph, 0);
+    takes(graph, 100 * MIB);
+    CALL(cuGraphInstantiateWithFlags)(&undying, graph, 0);
+    check(CALL(cuLaunchHostFunc)(stream, destroy_it, NULL) == CUDA_SUCCESS && CALL(cuStreamSynchronize)(stream) == CUDA_SUCCESS && answer == CUDA_ERROR_NOT_PERMITTED, "a host function can't destroy a graph");
+    CUdeviceptr p = all_of_it();
+    check(CALL(cuGraphLaunch)(undying, stream) == CUDA_ERROR_OUT_OF_MEMORY && !over() && box_used(0) == truth(0, getpid()), "which takes no memory that there isn't");
+    a.cuMemFree_v2(p);
+    check(CALL(cuGraphLaunch)(undying, stream) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()) && CALL(cuGraphExecDestroy)(undying) == CUDA_SUCCESS, "it is launched, and destroyed");
+}
+
+/* What a stream that is captured allocates is the graph's: nothing of a pool, and nothing before the launch. */
+static void captured_allocations(void) {
+    CUgraph graph;
+    CUgraphExec exec;
+    CUdeviceptr one = 0, two = 0, kept = 0, plain = 0;
+    CUmemoryPool pool = NULL;
+    CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    open_share(1000);
+    CALL(cuMemPoolCreate)(&pool, &properties);
+    CUdeviceptr p = all_of_it();
+    uint64_t full = box_used(0), refusals = box_refusals(0);
+    check(CALL(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS && a.cuMemAllocAsync(&one, 100 * MIB, stream) == CUDA_SUCCESS &&
+              CALL(cuMemAllocAsync_ptsz)(&two, 40 * MIB, stream) == CUDA_SUCCESS && CALL(cuMemAllocFromPoolAsync)(&kept, 64 * MIB, pool, stream) == CUDA_SUCCESS,
+          "with nothing left, allocations are captured");
+    check(box_used(0) == full && truth(0, getpid()) == full && box_pending(0) == 0 && box_refusals(0) == refusals, "and take nothing");
+    check(a.cuMemFreeAsync(one, stream) == CUDA_SUCCESS && a.cuMemFreeAsync(two, stream) == CUDA_SUCCESS && CALL(cuStreamEndCapture)(stream, &graph) == CUDA_SUCCESS && box_used(0) == full, "two of them are freed in the graph");
+    check(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0) == CUDA_SUCCESS && CALL(cuGraphLaunch)(exec, stream) == CUDA_ERROR_OUT_OF_MEMORY && truth(0, getpid()) == full && box_used(0) == full, "its launch is refused where there is no room");
+    a.cuMemFree_v2(p);
+    check(CALL(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS && CALL(cuStreamSynchronize)(stream) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()) && box_used(0) >= bare + 164 * MIB, "with room it takes what the driver says");
+    check(CALL(cuGraphLaunch)(exec, stream) != CUDA_SUCCESS && box_used(0) == truth(0, getpid()), "it can't be launched again while a block of it is in use");
+    check(a.cuMemAllocAsync(&plain, 10 * MIB, stream) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()) && a.cuMemFreeAsync(plain, stream) == CUDA_SUCCESS, "beside it pools are as ever");
+    check(a.cuMemFreeAsync(kept, stream) == CUDA_SUCCESS && CALL(cuStreamSynchronize)(stream) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()), "the block is freed outside");
+    check(CALL(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS && CALL(cuStreamSynchronize)(stream) == CUDA_SUCCESS && a.cuMemFree_v2(kept) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()), "then it can, and the block is freed the other way");
+    check(CALL(cuGraphExecDestroy)(exec) == CUDA_SUCCESS && CALL(cuDeviceGraphMemTrim)(0) == CUDA_SUCCESS && CALL(cuMemPoolDestroy)(pool) == CUDA_SUCCESS && CALL(cuCtxSynchronize)() == CUDA_SUCCESS && box_used(0) == truth(0, getpid()) && box_used(0) == bare, "trimmed, all of it is back");
+
+    /* Allocations beside captures, in any order. */
+    CUstream streams[2] = {stream, NULL};
+    CUdeviceptr live[20] = {0}, inside[2][8];
+    int counts[2] = {0, 0};
+    bool open[2] = {false, false};
+    unsigned seed = 31, disagree = 0, over_limit = 0, strange = 0, graphs = 0, refused = 0;
+    CALL(cuStreamCreate)(&streams[1], CU_STREAM_NON_BLOCKING);
+    for (int i = 0; i < 3000; i++) {
+        int k = rand_r(&seed) % 2, at = rand_r(&seed) % 20;
+        CUresult result = CUDA_SUCCESS;
+        if (!open[k] && rand_r(&seed) % 4 == 0) {
+            result = CALL(cuStreamBeginCapture_v2)(streams[k], CU_STREAM_CAPTURE_MODE_RELAXED);
+            open[k] = result == CUDA_SUCCESS;
+            counts[k] = 0;
+        } else if (open[k] && counts[k] < 8 && rand_r(&seed) % 2 == 0) {
+            result = a.cuMemAllocAsync(&inside[k][counts[k]], 1 + (uint64_t)(unsigned)rand_r(&seed) % (120 * MIB), streams[k]);
+            counts[k] += result == CUDA_SUCCESS;
+            strange += result == CUDA_ERROR_OUT_OF_MEMORY;
+        } else if (open[k]) {
+            while (counts[k] > 0) {
+                strange += a.cuMemFreeAsync(inside[k][--counts[k]], streams[k]) != CUDA_SUCCESS;
+            }
+            strange += CALL(cuStreamEndCapture)(streams[k], &graph) != CUDA_SUCCESS;
+            open[k] = false;
+            if (CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0) == CUDA_SUCCESS) {
+                graphs++;
+                result = CALL(cuGraphLaunch)(exec, streams[k]);
+                strange += CALL(cuStreamSynchronize)(streams[k]) != CUDA_SUCCESS || CALL(cuGraphExecDestroy)(exec) != CUDA_SUCCESS;
+            }
+            strange += CALL(cuGraphDestroy)(graph) != CUDA_SUCCESS;
+        } else if (live[at] == 0) {
+            result = a.cuMemAllocAsync(&live[at], 1 + (uint64_t)(unsigned)rand_r(&seed) % (60 * MIB), streams[k]);
+            live[at] = result == CUDA_SUCCESS ? live[at] : 0;
+        } else {
+            result = a.cuMemFreeAsync(live[at], streams[k]);
+            live[at] = 0;
+        }
+        refused += result == CUDA_ERROR_OUT_OF_MEMORY;
+        if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY && strange++ == 0) {
+            printf("# call %d: error %d\n", i, result);
+        }
+        if (box_used(0) != truth(0, getpid()) && disagree++ == 0) {
+            printf("# call %d: %zu charged, %zu on the card\n", i, box_used(0), truth(0, getpid()));
+        }
+        over_limit += over();
+    }
+    check(disagree == 0 && over_limit == 0, "beside captures the ledger has what the driver has after each of 3000 calls (%u times not), and never more than the share (%u times)", disagree, over_limit);
+    check(graphs > 50 && refused > 5 && strange == 0, "%u graphs captured, %u refusals, %u strange answers", graphs, refused, strange);
+}
+
 static int run(void *scenario) {
     ((void (*)(void))scenario)();
     return 0;
@@ -194,5 +334,9 @@ int main(void) {
     check(in_child(run, (void *)agrees_with_the_driver) == 0, "graphs: ran to its end");
     check(in_child(run, (void *)at_the_limit) == 0, "graphs at the limit: ran to its end");
     check(in_child(run, (void *)context_gone) == 0, "context gone: ran to its end");
+    check(in_child(run, (void *)launched_into_a_capture) == 0, "launched into a capture: ran to its end");
+    check(in_child(run, (void *)after_its_context) == 0, "after its context: ran to its end");
+    check(in_child(run, (void *)not_destroyed) == 0, "not destroyed: ran to its end");
+    check(in_child(run, (void *)captured_allocations) == 0, "captured allocations: ran to its end");
     return tap_done();
 }
