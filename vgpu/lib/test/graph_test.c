@@ -196,7 +196,7 @@ static bool over(void) { return truth(0, getpid()) > 1000 * MIB; }
 
 /* A graph that is captured by being launched has taken no memory yet. */
 static void launched_into_a_capture(void) {
-    CUgraph graph, captured;
+    CUgraph graph = NULL, captured = NULL;
     CUgraphExec exec;
     CUstream other;
     open_share(1000);
@@ -252,7 +252,7 @@ static void not_destroyed(void) {
 
 /* What a stream that is captured allocates is the graph's: nothing of a pool, and nothing before the launch. */
 static void captured_allocations(void) {
-    CUgraph graph;
+    CUgraph graph = NULL;
     CUgraphExec exec;
     CUdeviceptr one = 0, two = 0, kept = 0, plain = 0;
     CUmemoryPool pool = NULL;
