@@ -223,7 +223,7 @@ type use struct {
 func New(ctx context.Context, c Config) (*Agent, error) {
 	a := &Agent{
 		Config: c,
-		files:  files{filepath.Join(c.RunDir, "slices")},
+		files:  files{filepath.Join(c.RunDir, "slices"), c.Compute != ComputeOff},
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, 10*time.Second)),
 		events:        &events.FakeRecorder{},

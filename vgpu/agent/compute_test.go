@@ -59,6 +59,24 @@ func TestSharesOfComputeAreThoseThatRun(t *testing.T) {
 	}
 }
 
+// What is launched before anybody has looked is held to the share as well.
+func TestComputeIsLimitedFromTheFirstLaunchOn(t *testing.T) {
+	for mode, want := range map[ComputeMode]uint64{"": 1, ComputeTurns: 1, ComputeOff: 0} {
+		n := startNode(t, func(c *Config) { c.Compute = mode })
+		n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 30)})))
+		eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
+		b, err := os.ReadFile(n.files.limits("uid-1", "app"))
+		if err != nil || binary.LittleEndian.Uint64(b[24:]) != want {
+			t.Errorf("%q: %v, %v", mode, b[24:32], err)
+		}
+		n.stop()
+		if err := n.files.clear("uid-1"); err != nil {
+			t.Error(err)
+		}
+		n.start()
+	}
+}
+
 // A container's process finds its terms, and the driver's pid finds the container.
 func TestComputeOfARunningProgramIsDivided(t *testing.T) {
 	s := newSoftCard(t, 2000)

@@ -144,7 +144,7 @@ func newCrashNode(t *testing.T) *testNode {
 	return n
 }
 
-func (n *testNode) slices() files { return files{filepath.Join(n.dir, "run", "slices")} }
+func (n *testNode) slices() files { return files{dir: filepath.Join(n.dir, "run", "slices")} }
 
 // limitOf is the memory that a limits file allows of its container's first card.
 func limitOf(f files, uid, container string) uint64 {

@@ -23,7 +23,12 @@ const (
 )
 
 // files makes and removes what a container maps: one directory for each slice.
-type files struct{ dir string }
+type files struct {
+	dir string
+	// divide says that compute is limited from a container's first launch on, before
+	// anybody has looked at it.
+	divide bool
+}
 
 func (f files) slice(uid, container string) string { return filepath.Join(f.dir, uid, container) }
 
@@ -83,6 +88,11 @@ func (f files) prepare(uid, container string, cards []api.CardGrant, context fun
 	if err := putLimits(f.limits(uid, container), want); err != nil {
 		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 	}
+	if f.divide {
+		if err := divideCompute(f.limits(uid, container), len(cards)); err != nil {
+			return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
+		}
+	}
 	mounted, err := isMountPoint(usageDir)
 	if err == nil && !mounted {
 		err = unix.Mount("carve", usageDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
@@ -101,6 +111,15 @@ func (f files) prepare(uid, container string, cards []api.CardGrant, context fun
 		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 	}
 	return nil
+}
+
+// divideCompute has the library hold launches to the shares in the limits file.
+func divideCompute(path string, cards int) error {
+	c, err := region.OpenCompute(path, cards)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Divide(true), c.Close())
 }
 
 // putLimits puts limits in force, in place where the file is there.

@@ -123,7 +123,7 @@ func FuzzDecodeRecord(f *testing.F) {
 			names = append(names, name)
 		}
 		for _, name := range names {
-			p := files{root}.usage(r.Grant.UID, name)
+			p := files{dir: root}.usage(r.Grant.UID, name)
 			if rel, err := filepath.Rel(root, p); err != nil || strings.Count(rel, "/") != 3 || strings.Contains(rel, "..") {
 				t.Fatalf("the usage file of %q/%q would be %s", r.Grant.UID, name, p)
 			}

@@ -122,7 +122,7 @@ func newSoftShares(t testing.TB, shares ...api.CardGrant) *softCard {
 	}
 	a := &Agent{
 		Config: Config{Node: nodeName, StateDir: dir, Log: slog.New(slog.DiscardHandler)},
-		files:  files{filepath.Join(dir, "slices")},
+		files:  files{dir: filepath.Join(dir, "slices")},
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 		dirty:  make(chan struct{}, 1), stirred: make(chan struct{}, 1), changed: make(chan struct{}),
 		pods: map[string]pod{}, held: map[string]*holding{}, containers: map[string]use{}, sandboxes: map[string]sandbox{},
