@@ -108,6 +108,12 @@ func run(dir, repository string, containers int) error {
 	}
 	defer k.stop()
 	plugin := deviceplugin.New(deviceplugin.Config{KubeletDir: k.dir, Slices: n.agent, Log: quiet})
+	select {
+	case slots := <-n.slots:
+		plugin.SetSlots(slots)
+	case <-time.After(20 * time.Second):
+		return errors.New("the agent found no card")
+	}
 	go plugin.Run(ctx)
 	r, err := startRuntime(filepath.Join(dir, "nri.sock"))
 	if err != nil {
@@ -194,6 +200,7 @@ func gather(to, repository string) error {
 // benchNode is the agent with the hook's view of it.
 type benchNode struct {
 	agent *agent.Agent
+	slots chan int
 	up    chan bool
 	stop  func()
 }
@@ -214,11 +221,18 @@ func startNode(ctx context.Context, dir, root, lib string, log *slog.Logger) (*b
 		return nil, err
 	}
 	driver := gpu.Root{Path: root}
+	slots := make(chan int, 1)
 	a, err := agent.New(ctx, agent.Config{
 		Node: "bench", RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), LibDir: lib,
 		Root: driver, Software: true,
 		OpenHardware: func() (agent.Hardware, error) { return nvml.Open(driver, log) },
 		Pods:         pods, Reports: reports, Version: "bench", Log: log,
+		SlotsChanged: func(n int) {
+			select {
+			case slots <- n:
+			default: // the first is enough
+			}
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -226,7 +240,7 @@ func startNode(ctx context.Context, dir, root, lib string, log *slog.Logger) (*b
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() { defer close(done); a.Run(ctx) }()
-	return &benchNode{agent: a, up: make(chan bool, 8), stop: func() { cancel(); <-done; server.Close() }}, nil
+	return &benchNode{agent: a, slots: slots, up: make(chan bool, 8), stop: func() { cancel(); <-done; server.Close() }}, nil
 }
 
 func (n *benchNode) awaitLink(ctx context.Context) error {
@@ -358,6 +372,13 @@ func newImage(dir string, d agent.Driver) (*image, error) {
 		return nil, err
 	}
 	for _, m := range e.Mounts {
+		if m.Type == "tmpfs" {
+			at := filepath.Join(root, m.Destination)
+			if err := errors.Join(os.MkdirAll(at, 0o755), unix.Mount(m.Source, at, "tmpfs", 0, "size=64k")); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		if !strings.HasPrefix(m.Destination, d.Files.LibDir+"/") {
 			continue
 		}
@@ -366,7 +387,7 @@ func newImage(dir string, d agent.Driver) (*image, error) {
 			return nil, err
 		}
 		if err := errors.Join(unix.Mount(m.Source, at, "", unix.MS_BIND, ""), unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("mount %s on %s: %w", m.Source, at, err)
 		}
 	}
 	h := e.CreateContainer[0]
