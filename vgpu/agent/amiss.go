@@ -83,7 +83,10 @@ func withinGranted(have, want region.Limits) bool {
 	for i, c := range have.Cards {
 		w := want.Cards[i]
 		switch {
-		case c.UUID != w.UUID, c.LimitBytes > w.LimitBytes, c.ComputePPM > w.ComputePPM, c.Priority < w.Priority:
+		case c.UUID != w.UUID, c.LimitBytes > w.LimitBytes, c.Priority < w.Priority:
+			return false
+		case w.ComputePPM != 0 && (c.ComputePPM == 0 || c.ComputePPM > w.ComputePPM || w.ComputeFixed && !c.ComputeFixed):
+			// 0 is no limit at all, and a guarantee is no cap.
 			return false
 		case c.Oversell && !w.Oversell, c.Managed != w.Managed && c.Managed != region.ManagedForbid:
 			return false

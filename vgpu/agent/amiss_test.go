@@ -547,3 +547,21 @@ func BenchmarkWatchFiles(b *testing.B) {
 		b.Fatalf("%d pods are queued", n)
 	}
 }
+
+func TestLimitsThatAllowMoreThanGranted(t *testing.T) {
+	one := func(ppm uint32, fixed bool) region.Limits {
+		return region.Limits{Cards: []region.Card{{LimitBytes: 5, ComputePPM: ppm, ComputeFixed: fixed}}}
+	}
+	for _, c := range []struct {
+		have, want region.Limits
+		within     bool
+	}{
+		{one(300_000, true), one(300_000, true), true}, {one(200_000, true), one(300_000, false), true}, {one(300_000, true), one(0, false), true},
+		{one(0, false), one(0, false), true}, {one(0, false), one(300_000, false), false}, {one(400_000, true), one(300_000, true), false},
+		{one(300_000, false), one(300_000, true), false},
+	} {
+		if got := withinGranted(c.have, c.want); got != c.within {
+			t.Errorf("%+v of %+v: %v", c.have.Cards[0], c.want.Cards[0], got)
+		}
+	}
+}
