@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/vgpu/compute"
 	"github.com/carve-gpu/carve/vgpu/compute/loop"
@@ -44,7 +42,7 @@ func (a *Agent) divideCompute(ctx context.Context) {
 		mode = compute.Turns
 	}
 	l := loop.New(loop.Config{
-		Clock: monotonic{}, Mode: mode, Log: a.Log,
+		Clock: loop.Monotonic{}, Mode: mode, Log: a.Log,
 		Shares: a.computeShares,
 		Driver: func() loop.Driver {
 			a.mu.Lock()
@@ -132,23 +130,4 @@ func (a *Agent) shareOf(pid int) (region.Process, loop.Key, bool) {
 		return p, loop.Key{UID: s.uid, Container: s.container}, err == nil
 	}
 	return region.Process{}, loop.Key{}, false
-}
-
-// monotonic is the machine's clock, by which the library reckons too.
-type monotonic struct{}
-
-func (monotonic) Now() int64 {
-	var t unix.Timespec
-	// It can't fail: the clock exists since Linux 2.6.
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
-	return t.Nano()
-}
-
-func (m monotonic) Sleep(ctx context.Context, until int64) {
-	timer := time.NewTimer(time.Duration(until - m.Now()))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

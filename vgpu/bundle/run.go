@@ -471,7 +471,7 @@ func (r *runner) divide() (stop func()) {
 	go func() {
 		defer close(done)
 		loop.New(loop.Config{
-			Clock: monotonic{}, Log: r.Log,
+			Clock: loop.Monotonic{}, Log: r.Log,
 			Shares: func() []loop.Share {
 				r.mu.Lock()
 				defer r.mu.Unlock()
@@ -536,22 +536,4 @@ type blindDriver struct{}
 
 func (blindDriver) Utilization(string, uint64) (gpu.Utilization, error) {
 	return gpu.Utilization{}, fmt.Errorf("the driver doesn't list our processes: %w", gpu.ErrNotSupported)
-}
-
-// monotonic is the machine's clock, by which the library reckons too.
-type monotonic struct{}
-
-func (monotonic) Now() int64 {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // it can't fail
-	return t.Nano()
-}
-
-func (m monotonic) Sleep(ctx context.Context, until int64) {
-	timer := time.NewTimer(time.Duration(until - m.Now()))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

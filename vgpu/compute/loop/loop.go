@@ -166,11 +166,13 @@ func (l *Loop) refresh(now int64) {
 			l.leave(old)
 		}
 		seat, err := l.open(s)
-		l.say(s.Key, err)
-		if err == nil {
-			l.seats[s.Key] = seat
-			l.enter(seat, now)
+		if err != nil {
+			l.say(s.Key, err)
+			continue
 		}
+		// A fault that was said is over once something is published.
+		l.seats[s.Key] = seat
+		l.enter(seat, now)
 	}
 	for key, s := range l.seats {
 		if !wanted[key] {

@@ -19,8 +19,8 @@ const (
 	// askEvery is how often the driver is asked for a new sample. What it says late is
 	// compared with what was paid in the meantime, so it is asked often.
 	askEvery = 20 * time.Millisecond
-	// askWait is how long a look waits for the answer. A driver that takes longer
-	// answers a later look.
+	// askWait is how long the look that asks waits for the answer. A driver that takes
+	// longer answers a later look, which doesn't wait: other cards are to be looked at.
 	askWait = 2 * time.Millisecond
 	// faultEvery is how often a driver is asked that doesn't tell.
 	faultEvery = time.Second
@@ -77,25 +77,35 @@ type answer struct {
 // settle asks the driver what processes really used, and settles their accounts.
 func (l *Loop) settle(c *card, now int64) {
 	t := &c.truth
-	if t.answers == nil {
-		driver := l.Driver()
-		if now < t.next || driver == nil || c.mode == compute.Drained {
-			return
+	if t.answers != nil {
+		select {
+		case a := <-t.answers:
+			l.answered(c, now, a)
+		default:
 		}
-		t.answers = make(chan answer, 1)
-		go func(answers chan<- answer, since uint64) {
-			u, err := driver.Utilization(c.uuid, since)
-			answers <- answer{u, err}
-		}(t.answers, t.at)
+		return
 	}
+	driver := l.Driver()
+	if now < t.next || driver == nil || c.mode == compute.Drained {
+		return
+	}
+	t.answers = make(chan answer, 1)
+	go func(answers chan<- answer, since uint64) {
+		u, err := driver.Utilization(c.uuid, since)
+		answers <- answer{u, err}
+	}(t.answers, t.at)
 	timer := time.NewTimer(askWait)
 	defer timer.Stop()
 	select {
 	case a := <-t.answers:
-		t.answers, t.next = nil, now+int64(askEvery)
-		l.take(c, now, a)
+		l.answered(c, now, a)
 	case <-timer.C:
 	}
+}
+
+func (l *Loop) answered(c *card, now int64, a answer) {
+	c.truth.answers, c.truth.next = nil, now+int64(askEvery)
+	l.take(c, now, a)
 }
 
 // take takes an answer in.
