@@ -34,7 +34,9 @@ type Grant struct {
 // CardGrant is one card, or one MIG instance on it, for one container.
 type CardGrant struct {
 	Card string `json:"card"` // UUID of the card (of the parent for MIG)
-	// MemMiB and Cores are the share; both 0 in modes that have no share.
+	// MemMiB and Cores are the share; both 0 for a whole card. MemMiB is above 0 in
+	// the modes that have shares. In mode mps Cores is a cap, 0 for none; in mode
+	// timeslice both are counted only.
 	MemMiB int64 `json:"memMiB,omitempty"`
 	Cores  int   `json:"cores,omitempty"`
 	Mode   Mode  `json:"mode"`
@@ -109,6 +111,9 @@ func (g Grant) Validate() error {
 		}
 		seen := map[string]bool{}
 		for _, c := range cards {
+			if c.Mode == ModeMPS && len(cards) > 1 {
+				return fmt.Errorf("container %s: %d cards, one of them in mode mps: a process reaches one MPS daemon, and with it one card", clip(name), len(cards))
+			}
 			if err := c.validate(); err != nil {
 				return fmt.Errorf("container %s: %w", clip(name), err)
 			}
@@ -131,16 +136,16 @@ func (c CardGrant) validate() error {
 		return fmt.Errorf("card %s: memory of %d MiB", c.Card, c.MemMiB)
 	case c.Cores < 0 || c.Cores > 100:
 		return fmt.Errorf("card %s: %d percent of compute", c.Card, c.Cores)
-	case c.Mode == ModeVGPU && c.MemMiB == 0:
-		return fmt.Errorf("card %s: a share without memory", c.Card)
+	case c.Mode.Share() && c.MemMiB == 0:
+		return fmt.Errorf("card %s: a share of mode %s without memory", c.Card, c.Mode)
 	case c.Managed != "" && c.Managed != ManagedCount && c.Managed != ManagedForbid:
 		return fmt.Errorf("card %s: unknown policy %q on managed memory", c.Card, clip(string(c.Managed)))
 	case c.Oversell != "" && c.Oversell != OversellHost:
 		return fmt.Errorf("card %s: unknown way %q to oversell memory", c.Card, clip(string(c.Oversell)))
 	case c.Oversell != "" && c.Managed == ManagedForbid:
 		return fmt.Errorf("card %s: oversold, which takes managed memory, and managed memory is forbidden", c.Card)
-	case c.Mode != ModeVGPU && (c.Managed != "" || c.Oversell != ""):
-		return fmt.Errorf("card %s: a policy on memory beyond the share in mode %s, which has no share", c.Card, c.Mode)
+	case c.Mode != ModeVGPU && c.Mode != ModeMPS && (c.Managed != "" || c.Oversell != ""):
+		return fmt.Errorf("card %s: a policy on memory beyond the share in mode %s, which holds no program to a share", c.Card, c.Mode)
 	case c.Mode == ModeMIG && (c.Profile == "" || c.Start == nil || *c.Start < 0 || *c.Start > 64):
 		return fmt.Errorf("card %s: an instance needs a profile and a start", c.Card)
 	}

@@ -64,13 +64,19 @@ func TestGrantsThatAreRefused(t *testing.T) {
 		"an unknown mode":            {first(func(c *api.CardGrant) { c.Mode = "free" }), `"free"`},
 		"negative memory":            {first(func(c *api.CardGrant) { c.MemMiB = -1 }), "-1 MiB"},
 		"memory beyond any card":     {first(func(c *api.CardGrant) { c.MemMiB = 1 << 40 }), "MiB"},
-		"a share without memory":     {first(func(c *api.CardGrant) { c.MemMiB = 0 }), "without memory"},
+		"a share without memory":     {first(func(c *api.CardGrant) { c.MemMiB = 0 }), "mode vgpu without memory"},
+		"an MPS share without any":   {first(func(c *api.CardGrant) { c.MemMiB, c.Mode = 0, api.ModeMPS }), "mode mps without memory"},
+		"a time slice without any":   {first(func(c *api.CardGrant) { c.MemMiB, c.Mode = 0, api.ModeTimeslice }), "mode timeslice without memory"},
+		"a time slice and a policy":  {first(func(c *api.CardGrant) { c.Mode, c.Managed = api.ModeTimeslice, api.ManagedCount }), "holds no program to a share"},
+		"two cards, one under MPS": {func(g *api.Grant) {
+			g.Containers["app"] = []api.CardGrant{{Card: "GPU-a", MemMiB: 1, Mode: api.ModeVGPU}, {Card: "GPU-b", MemMiB: 1, Mode: api.ModeMPS}}
+		}, "one MPS daemon"},
 		"101 percent":                {first(func(c *api.CardGrant) { c.Cores = 101 }), "101 percent"},
 		"an unknown policy":          {first(func(c *api.CardGrant) { c.Managed = "charge" }), `"charge"`},
 		"a way to oversell":          {first(func(c *api.CardGrant) { c.Oversell = "disk" }), `"disk"`},
 		"oversold what is forbidden": {first(func(c *api.CardGrant) { c.Oversell, c.Managed = api.OversellHost, api.ManagedForbid }), "forbidden"},
-		"a policy without a share":   {first(func(c *api.CardGrant) { c.Mode, c.Managed = api.ModeExclusive, api.ManagedCount }), "no share"},
-		"an oversold card":           {first(func(c *api.CardGrant) { c.Mode, c.Oversell = api.ModeExclusive, api.OversellHost }), "no share"},
+		"a policy without a share":   {first(func(c *api.CardGrant) { c.Mode, c.Managed = api.ModeExclusive, api.ManagedCount }), "holds no program to a share"},
+		"an oversold card":           {first(func(c *api.CardGrant) { c.Mode, c.Oversell = api.ModeExclusive, api.OversellHost }), "holds no program to a share"},
 		"an instance without place":  {first(func(c *api.CardGrant) { c.Mode, c.Profile = api.ModeMIG, "1g.10gb" }), "start"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -108,6 +114,8 @@ func genGrant(t *rapid.T) api.Grant {
 		for i := range rapid.IntRange(1, 4).Draw(t, "cards") {
 			c := api.CardGrant{Card: "GPU-" + string(rune('a'+i)), Mode: rapid.SampledFrom([]api.Mode{api.ModeVGPU, api.ModeMIG, api.ModeExclusive, api.ModeMPS, api.ModeTimeslice}).Draw(t, "mode")}
 			switch c.Mode {
+			case api.ModeTimeslice, api.ModeMPS:
+				c.MemMiB, c.Cores = rapid.Int64Range(1, 1<<24).Draw(t, "mem"), rapid.IntRange(0, 100).Draw(t, "cores")
 			case api.ModeVGPU:
 				c.MemMiB, c.Cores = rapid.Int64Range(1, 1<<24).Draw(t, "mem"), rapid.IntRange(0, 100).Draw(t, "cores")
 				c.Managed = rapid.SampledFrom([]api.ManagedMemory{"", api.ManagedCount, api.ManagedForbid}).Draw(t, "managed")
@@ -118,6 +126,10 @@ func genGrant(t *rapid.T) api.Grant {
 			case api.ModeMIG:
 				start := rapid.IntRange(0, 7).Draw(t, "start")
 				c.Profile, c.Start = "1g.10gb", &start
+			}
+			if c.Mode == api.ModeMPS { // one card a container
+				cards = []api.CardGrant{c}
+				break
 			}
 			cards = append(cards, c)
 		}

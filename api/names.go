@@ -134,9 +134,15 @@ const (
 	ModeVGPU      Mode = "vgpu"      // memory and compute limits at the driver API
 	ModeMIG       Mode = "mig"       // a hardware instance
 	ModeMPS       Mode = "mps"       // a client of NVIDIA's MPS daemon
-	ModeTimeslice Mode = "timeslice" // plain time slicing, no limits
+	ModeTimeslice Mode = "timeslice" // plain time slicing: amounts are counted, nothing holds them
 	ModeExclusive Mode = "exclusive" // the whole card, nothing injected but devices
 )
+
+// Share reports whether a card of the mode is given in parts, each with an amount of
+// memory, to several containers at once. A card with such tenants has one mode of them.
+func (m Mode) Share() bool {
+	return m == ModeVGPU || m == ModeMPS || m == ModeTimeslice
+}
 
 func (m Mode) valid() bool {
 	switch m {

@@ -162,6 +162,21 @@ type Card struct {
 	// MIGMode is enabled, disabled, or empty where the card has none.
 	// +optional
 	MIGMode string `json:"migMode,omitempty"`
+	// Modes are those in which the card can be given beside vgpu and exclusive:
+	// timeslice, and mps where the node runs NVIDIA's MPS daemons. Unset, of an
+	// older agent, means neither.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MaxLength=32
+	Modes []string `json:"modes,omitempty"`
+	// Sharing is what the node's file of NVIDIA's device plugin says of the card;
+	// unset where it says nothing.
+	// +optional
+	Sharing *Sharing `json:"sharing,omitempty"`
+	// MPS is the state of the card's MPS daemon; unset where none is wanted.
+	// +optional
+	MPS *MPS `json:"mps,omitempty"`
 	// Layers hold memory limits on this card, strongest first: dmem, guard,
 	// library.
 	// +optional
@@ -176,6 +191,37 @@ type Card struct {
 	// Slices are the shares in place.
 	// +optional
 	Slices []Slice `json:"slices,omitempty"`
+}
+
+// Sharing is a card's part of NVIDIA's device plugin configuration: whoever asks
+// for a card and says no more gets one of its replicas.
+type Sharing struct {
+	// Mode is the one in which the card is given, and no other: mps or timeslice.
+	// +kubebuilder:validation:Enum=mps;timeslice
+	Mode string `json:"mode"`
+	// Replicas is how many containers share the card. Each has that part of its
+	// memory and compute unless it names amounts of its own.
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=256
+	Replicas int32 `json:"replicas"`
+	// FailRequestsGreaterThanOne keeps the card from containers that ask for more
+	// than one.
+	// +optional
+	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
+}
+
+// MPS is the state of one card's MPS daemon.
+type MPS struct {
+	// Ready says that the card takes new slices of mode mps, or takes its first one:
+	// a daemon that nothing wants yet is started when it is wanted.
+	Ready bool `json:"ready"`
+	// Reason says in a sentence what is wrong where it isn't ready.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Reason string `json:"reason,omitempty"`
+	// Since is when it came to be so.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
 }
 
 // Link is a link to another card.
@@ -219,7 +265,8 @@ type Slice struct {
 	// Namespace and Pod name the pod for people.
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
-	// MemMiB and Cores are the limits in force; both 0 for a whole card.
+	// MemMiB and Cores are the limits in force; both 0 for a whole card. In mode
+	// timeslice they are what was counted, and nothing holds the program to them.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=16777216
