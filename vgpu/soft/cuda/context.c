@@ -5,6 +5,7 @@
 #include "../state/clock.h"
 #include "../state/ledger.h"
 #include "../state/lock.h"
+#include "../state/mps.h"
 #include "../state/sched.h"
 #include "arena.h"
 #include "capture.h"
@@ -23,7 +24,8 @@ soft_card *context_card(const context *ctx) { return soft_card_at(&the_driver.re
 CUresult context_lost(const context *ctx) {
   const soft_card *card = context_card(ctx);
   if (!card || card->lost || !soft_slot_mine(&the_driver.region)) return CUDA_ERROR_UNKNOWN;
-  return ctx->sticky;
+  CUresult lost = mps_lost();
+  return lost != CUDA_SUCCESS ? lost : ctx->sticky;
 }
 
 CUresult context_current(context **out) {
@@ -55,28 +57,21 @@ static CUresult device_card(CUdevice device, uint32_t *card) {
   return CUDA_SUCCESS;
 }
 
-/* Another process has the card for itself, or nobody may have it. */
-static CUresult mode_allows(soft_region *region, uint32_t index) {
-  const soft_card *card = soft_card_at(region, index);
-  if (card->compute_mode == CU_COMPUTEMODE_PROHIBITED) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  /* under MPS its server is that one process, for all its clients */
-  if (card->compute_mode != CU_COMPUTEMODE_EXCLUSIVE_PROCESS || card->sharing == SOFT_SHARING_MPS) return CUDA_SUCCESS;
-  soft_ledger_sweep(region, true);
-  uint32_t own = soft_slot_at(region, region->me)->usage[index].context_count;
-  return card->context_count > own ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
-}
-
 static CUresult open_on_card(uint32_t card) {
   soft_region *region = &the_driver.region;
+  CUresult result = mps_lost();
+  if (result != CUDA_SUCCESS) return result;
   soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
   if (error != SOFT_OK) return driver_from(error);
-  CUresult result = soft_card_at(region, card)->lost ? CUDA_ERROR_UNKNOWN : mode_allows(region, card);
+  if (soft_card_at(region, card)->lost) result = CUDA_ERROR_UNKNOWN;
+  else if (!soft_mode_allows(region, card)) result = CUDA_ERROR_DEVICE_UNAVAILABLE;
   if (result == CUDA_SUCCESS) result = driver_from(soft_ledger_open_context(region, card));
   soft_unlock(region);
   return result;
 }
 
-static CUresult make(CUdevice device, unsigned int flags, unsigned int api_version, bool primary, context **out) {
+/* sms: multiprocessors that the context may use, 0 all that the process may. */
+static CUresult make(CUdevice device, unsigned int flags, unsigned int api_version, bool primary, uint32_t sms, context **out) {
   uint32_t card;
   CUresult result = device_card(device, &card);
   if (result != CUDA_SUCCESS) return result;
@@ -91,6 +86,7 @@ static CUresult make(CUdevice device, unsigned int flags, unsigned int api_versi
   }
   ctx->device = device;
   ctx->card = card;
+  ctx->sm_count = sms && sms < card_multiprocessors(card) ? sms : card_multiprocessors(card);
   ctx->primary = primary;
   ctx->references = 1;
   ctx->flags = flags;
@@ -133,11 +129,11 @@ static void end(context *ctx) {
   if (ctx->primary) the_driver.primary[ctx->card] = NULL;
 }
 
-static CUresult create(CUcontext *out, unsigned int flags, CUdevice device, unsigned int api_version) {
+static CUresult create(CUcontext *out, unsigned int flags, CUdevice device, unsigned int api_version, uint32_t sms) {
   context *ctx;
   ENTER();
   if (!out || (flags & ~(unsigned int)CU_CTX_FLAGS_MASK) || (flags & CU_CTX_SCHED_MASK) == 3) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  CUresult result = make(device, flags, api_version, false, &ctx);
+  CUresult result = make(device, flags, api_version, false, sms, &ctx);
   if (result != CUDA_SUCCESS) LEAVE(result);
   result = push(ctx);
   if (result != CUDA_SUCCESS) {
@@ -148,19 +144,31 @@ static CUresult create(CUcontext *out, unsigned int flags, CUdevice device, unsi
   LEAVE(CUDA_SUCCESS);
 }
 
-EXPORT CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3010); }
-EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3020); }
+EXPORT CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3010, 0); }
+EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3020, 0); }
+
+/* Processors of a context can be limited by clients of MPS only. */
+static CUresult affinity(const CUexecAffinityParam *params, int count, uint32_t *sms) {
+  *sms = 0;
+  if (count < 0 || (count && !params)) return CUDA_ERROR_INVALID_VALUE;
+  if (!count) return CUDA_SUCCESS;
+  if (count > 1 || params->type || !params->param.smCount.val) return CUDA_ERROR_INVALID_VALUE;
+  if (the_driver.initialised && !mps_client()) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+  *sms = params->param.smCount.val;
+  return CUDA_SUCCESS;
+}
 
 EXPORT CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice device) {
-  if (count < 0 || (count && !params)) return CUDA_ERROR_INVALID_VALUE;
-  if (count) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY; /* only under MPS */
-  return create(out, flags, device, 3020);
+  uint32_t sms;
+  CUresult result = affinity(params, count, &sms);
+  return result == CUDA_SUCCESS ? create(out, flags, device, 3020, sms) : result;
 }
 
 EXPORT CUresult cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned int flags, CUdevice device) {
   if (params && params->cigParams) return CUDA_ERROR_NOT_SUPPORTED;
-  if (params && params->numExecAffinityParams) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
-  return create(out, flags, device, 3020);
+  uint32_t sms = 0;
+  CUresult result = params ? affinity(params->execAffinityParams, params->numExecAffinityParams, &sms) : CUDA_SUCCESS;
+  return result == CUDA_SUCCESS ? create(out, flags, device, 3020, sms) : result;
 }
 
 static CUresult destroy(CUcontext handle) {
@@ -213,7 +221,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
   if (ctx) {
     ctx->references++;
   } else {
-    result = make(device, the_driver.primary_flags[card], 3020, true, &ctx);
+    result = make(device, the_driver.primary_flags[card], 3020, true, 0, &ctx);
     if (result != CUDA_SUCCESS) LEAVE(result);
     the_driver.primary[card] = ctx;
   }
@@ -382,6 +390,15 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   (void)ctx;
   if (least) *least = 0;
   if (greatest) *greatest = -5;
+  LEAVE(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuCtxGetExecAffinity(CUexecAffinityParam *out, int type);
+EXPORT CUresult cuCtxGetExecAffinity(CUexecAffinityParam *out, int type) {
+  CURRENT(ctx);
+  if (!out || type) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  if (!mps_client()) LEAVE(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+  *out = (CUexecAffinityParam){.type = type, .param.smCount.val = ctx->sm_count};
   LEAVE(CUDA_SUCCESS);
 }
 

@@ -104,7 +104,7 @@ static bool attribute(const soft_card *card, CUdevice_attribute which, int *out)
   case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
   case CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT: *out = 512; break;
   case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT: *out = 32; break;
-  case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *out = (int)facts->sm_count; break;
+  case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *out = (int)card_multiprocessors((uint32_t)(card - the_driver.region.state->header.cards)); break;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE: *out = (int)card->compute_mode; break;
   case CU_DEVICE_ATTRIBUTE_ECC_ENABLED: *out = (int)facts->ecc; break;
   case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *out = (int)facts->pci_bus; break;
@@ -127,7 +127,7 @@ static bool attribute(const soft_card *card, CUdevice_attribute which, int *out)
   case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *out = facts->cc_major >= 9; break;
   case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES: *out = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; break;
   case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED: *out = multicast_supported((uint32_t)(card - the_driver.region.state->header.cards)); break;
-  case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: *out = card->sharing == SOFT_SHARING_MPS; break;
+  case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: *out = mps_client(); break;
   case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
   case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
@@ -239,10 +239,11 @@ EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute which,
   LEAVE(CUDA_SUCCESS);
 }
 
-/* Processors of a context can be limited under MPS only. */
+/* Processors of a context can be limited by clients of MPS only. */
 EXPORT CUresult cuDeviceGetExecAffinitySupport(int *supported, int type, CUdevice device) {
   CARD(card, device);
   if (!supported || type) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  *supported = card->sharing == SOFT_SHARING_MPS;
+  (void)card;
+  *supported = mps_client();
   LEAVE(CUDA_SUCCESS);
 }

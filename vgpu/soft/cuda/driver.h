@@ -60,6 +60,7 @@ struct CUctx_st {
   uint32_t card;         /* index in the state */
   bool primary;
   bool destroyed;        /* kept, so that threads that have it current can be told */
+  uint32_t sm_count;     /* multiprocessors that its kernels may use */
   unsigned int references; /* primary: retains; else attaches */
   unsigned int flags;
   unsigned int api_version;
@@ -118,6 +119,27 @@ void driver_resume(void);
 
 /* ---- visible.c ---- */
 void visible_devices(driver *d, const bool *reachable, const char *wish, const char *order);
+
+/* ---- mps.c: this process as a client of MPS ---- */
+
+/* At the start: whether a control daemon has a server for us, and which cards that leaves. */
+typedef struct {
+  bool client;
+  uint32_t server, cards;   /* slot, bit per card of the state */
+  uint64_t generation;
+  uint32_t ppm;             /* of a card's threads */
+  uint64_t limits[SOFT_CARDS];
+} mps_offer;
+CUresult mps_connect(const soft_region *region, mps_offer *out);
+/* With a slot: becomes a client, with the smaller limits of offer and environment. */
+CUresult mps_join(driver *d, const mps_offer *offer, const char *percentage, const char *limits);
+bool mps_client(void);
+/* What all calls on a context get when the server is gone or ended us. */
+CUresult mps_lost(void);
+/* A context's fault is one of all clients. */
+void mps_fault(CUresult error);
+/* Multiprocessors of a card that this process may use. */
+uint32_t card_multiprocessors(uint32_t card);
 
 /* ---- handles.c ---- */
 bool handle_add(const void *handle, handle_kind kind);

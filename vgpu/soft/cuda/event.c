@@ -111,7 +111,7 @@ static CUresult synchronize_shared(CUevent handle) {
   soft_error error = soft_wait_queue(&the_driver.region, queue, stream_number, seq, work_spins(ctx));
   driver_resume();
   if (error != SOFT_OK) return driver_from(error);
-  return ctx->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : ctx->sticky;
+  return ctx->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context_lost(ctx);
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent handle) {

@@ -63,13 +63,15 @@ static kernel_grid grid_of(const context *ctx, const kernel_work *work) {
 CUresult kernel_entry(const context *ctx, const kernel_work *work, soft_entry *entry) {
   kernel_grid grid = grid_of(ctx, work);
   uint64_t blocks = (uint64_t)work->grid[0] * work->grid[1] * work->grid[2];
-  uint64_t resident = (uint64_t)blocks_per_sm(grid.card, work->block[0] * work->block[1] * work->block[2], work->shared_bytes) * grid.card->facts.sm_count;
+  uint64_t resident = (uint64_t)blocks_per_sm(grid.card, work->block[0] * work->block[1] * work->block[2], work->shared_bytes) * ctx->sm_count;
   if (!resident) resident = 1;
   if (work->cooperative && blocks > resident) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   uint64_t waves = (blocks + resident - 1) / resident;
+  /* of the whole card; rounded down, so that parts never make more than the whole */
+  uint64_t width = (blocks < resident ? blocks : resident) * 1000000 * ctx->sm_count / (resident * grid.card->facts.sm_count);
   unsigned __int128 length = (unsigned __int128)work->known->duration_ns(&work->arguments, &grid) * waves;
   *entry = (soft_entry){.kind = SOFT_ENTRY_KERNEL,
-                        .width_ppm = blocks >= resident ? 1000000 : (uint32_t)((blocks * 1000000 + resident - 1) / resident),
+                        .width_ppm = width ? (uint32_t)width : 1,
                         .left_ns = length > UINT64_MAX / 4 ? UINT64_MAX / 4 : (uint64_t)length};
   return CUDA_SUCCESS;
 }

@@ -51,7 +51,7 @@ static CUresult best(int *grid, int *block, CUfunction handle, CUoccupancyB2DSiz
     if (blocks * threads > most) {
       most = blocks * threads;
       *block = (int)threads;
-      *grid = (int)(blocks * card->facts.sm_count);
+      *grid = (int)(blocks * ctx->sm_count);
     }
     threads = threads % 32 ? threads / 32 * 32 : threads - 32;
   }

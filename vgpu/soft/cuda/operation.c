@@ -34,8 +34,9 @@ static CUresult effect(const operation *op) {
 void operation_effect(const operation *op) {
   CUresult result = effect(op);
   /* as on a card, a fault comes back with a later call, and stays */
-  if (result != CUDA_SUCCESS && op->type != CU_GRAPH_NODE_TYPE_MEM_FREE && op->ctx->sticky == CUDA_SUCCESS)
-    op->ctx->sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+  if (result == CUDA_SUCCESS || op->type == CU_GRAPH_NODE_TYPE_MEM_FREE || op->ctx->sticky != CUDA_SUCCESS) return;
+  op->ctx->sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+  mps_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
 CUresult operation_issue(const stream *on, const operation *op, uint32_t *queue, uint64_t *seq) {

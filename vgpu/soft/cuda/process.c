@@ -80,12 +80,27 @@ static CUresult start(void) {
     return CUDA_ERROR_NO_DEVICE;
   }
   for (uint32_t i = 0; i < soft_card_count(&d->region); i++) reachable[i] = nodes.cards[i] >= 0 && !soft_card_at(&d->region, i)->lost;
+  mps_offer offer;
+  CUresult result = mps_connect(&d->region, &offer);
+  if (result != CUDA_SUCCESS) {
+    soft_nodes_close(&nodes);
+    return result;
+  }
+  for (uint32_t i = 0; offer.client && i < SOFT_CARDS; i++) reachable[i] &= offer.cards >> i & 1;
   visible_devices(d, reachable, getenv("CUDA_VISIBLE_DEVICES"), getenv("CUDA_DEVICE_ORDER"));
   if (!d->device_count) {
     soft_nodes_close(&nodes);
     return CUDA_ERROR_NO_DEVICE;
   }
   error = soft_slot_claim(&d->region, SOFT_KIND_CUDA);
+  if (error == SOFT_OK && offer.client) {
+    result = mps_join(d, &offer, getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"));
+    if (result != CUDA_SUCCESS) {
+      soft_slot_release(&d->region);
+      soft_nodes_close(&nodes);
+      return result;
+    }
+  }
   if (error == SOFT_OK && d->region.state->header.clock_mode == SOFT_CLOCK_VIRTUAL) error = soft_clock_join(&d->region);
   if (error != SOFT_OK || !mark_process()) {
     soft_nodes_close(&nodes);

@@ -85,6 +85,8 @@ CUresult work_submit(context *ctx, const stream *on, soft_entry entry, uint32_t 
     driver_resume();
     if (error != SOFT_OK) return driver_from(error);
     if (ctx->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    CUresult lost = mps_lost();
+    if (lost != CUDA_SUCCESS) return lost;
   }
 }
 
@@ -108,7 +110,7 @@ CUresult work_wait(context *ctx, uint32_t stream_number, uint64_t seq, bool spin
   if (error != SOFT_OK) return driver_from(error);
   if (ctx->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   work_collect(ctx);
-  return ctx->sticky;
+  return context_lost(ctx);
 }
 
 CUresult work_query(context *ctx, uint32_t stream_number) {
@@ -128,7 +130,7 @@ CUresult work_query(context *ctx, uint32_t stream_number) {
   }
   soft_unlock(region);
   deferred_run();
-  return result == CUDA_SUCCESS ? ctx->sticky : result;
+  return result == CUDA_SUCCESS ? context_lost(ctx) : result;
 }
 
 CUresult work_wait_stream(context *ctx, const stream *on) {

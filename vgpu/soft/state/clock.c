@@ -7,8 +7,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../lib/include/cuda_abi.h"
 #include "ledger.h"
 #include "lock.h"
+#include "mps.h"
 #include "sched.h"
 
 enum { LONGEST_SLEEP_NS = 20000000, SPIN_NS = 60000, SLEEP_SLACK_NS = 55000 };
@@ -174,7 +176,10 @@ soft_error soft_wait_queue(soft_region *region, uint32_t queue, uint32_t stream,
     uint64_t least = soft_sched_least(region, queue, stream, seq);
     const soft_queue *at = soft_queue_at(region, queue);
     const soft_card *card = at ? soft_card_at(region, at->card) : NULL;
-    bool on_card = card && card->current == queue;
+    bool on_card = card && (card->current == queue || (card->current_party && at->party == card->current_party));
+    const soft_slot *slot = soft_slot_at(region, region->me);
+    /* nobody else may look, and what it waits for never comes */
+    if (mine && !done && slot->mps.server && !soft_mps_server_lives(region, slot)) soft_mps_fail(region, region->me, CUDA_ERROR_MPS_RPC_FAILURE);
     soft_unlock(region);
     if (!mine || gone) return SOFT_ELOST;
     if (done) return SOFT_OK;

@@ -7,6 +7,7 @@
 
 #include "clock.h"
 #include "lock.h"
+#include "mps.h"
 #include "objects.h"
 #include "sched.h"
 
@@ -54,6 +55,8 @@ static soft_error reserve(soft_region *region, uint32_t index, uint64_t bytes) {
   soft_card *card = soft_card_at(region, index);
   if (!card || card->lost) return SOFT_ELOST;
   if (!soft_slot_mine(region)) return SOFT_ELOST;
+  const soft_usage *own = own_usage(region, index);
+  if (own->limit_bytes && bytes > less(own->limit_bytes, add(own->context_bytes, own->memory_bytes))) return SOFT_EMEMORY;
   if (card->alloc_fail_count) {
     card->alloc_fail_count--;
     return SOFT_EMEMORY;
@@ -106,14 +109,14 @@ void soft_ledger_move_out(soft_region *region, uint32_t index, uint64_t bytes) {
   card->used_bytes = less(card->used_bytes, bytes);
 }
 
-soft_error soft_ledger_open_context(soft_region *region, uint32_t card) {
+static soft_error open_context(soft_region *region, uint32_t card, uint64_t bytes) {
   soft_usage *usage = own_usage(region, card);
   soft_card *on = soft_card_at(region, card);
   if (!usage || !on) return SOFT_ELOST;
   if (usage->context_count == 0) {
-    soft_error error = reserve(region, card, on->context_bytes);
+    soft_error error = reserve(region, card, bytes);
     if (error != SOFT_OK) return error;
-    usage->context_bytes = on->context_bytes;
+    usage->context_bytes = bytes;
     usage->since_ns = soft_now(region);
     note_peak(usage);
   }
@@ -122,6 +125,13 @@ soft_error soft_ledger_open_context(soft_region *region, uint32_t card) {
   region->state->slots[region->me].seen_real_ns = soft_real_ns();
   return SOFT_OK;
 }
+
+soft_error soft_ledger_open_context(soft_region *region, uint32_t card) {
+  const soft_card *on = soft_card_at(region, card);
+  return on ? open_context(region, card, on->context_bytes) : SOFT_ELOST;
+}
+
+soft_error soft_ledger_open_server(soft_region *region, uint32_t card) { return open_context(region, card, SOFT_SERVER_BYTES); }
 
 void soft_ledger_close_context(soft_region *region, uint32_t card) {
   soft_usage *usage = own_usage(region, card);
@@ -203,6 +213,7 @@ void soft_ledger_sweep(soft_region *region, bool force) {
       slot->dead_real_ns = known && last <= now ? last : now;
       atomic_store(&slot->state, SOFT_SLOT_DEAD);
       soft_sched_drop_slot(region, i);
+      if (slot->kind == SOFT_KIND_SERVER) soft_mps_end_clients(region, i);
     }
     if (now < slot->dead_real_ns || now - slot->dead_real_ns >= header->free_delay_ns) bury(region, i);
   }

@@ -32,6 +32,8 @@ void soft_ledger_move_out(soft_region *region, uint32_t card, uint64_t bytes);
 /* Contexts of our slot: the first on a card costs the card's context_bytes, the last gives them back. */
 soft_error soft_ledger_open_context(soft_region *region, uint32_t card);
 void soft_ledger_close_context(soft_region *region, uint32_t card);
+/* The same for the context of an MPS server, which is smaller. */
+soft_error soft_ledger_open_server(soft_region *region, uint32_t card);
 
 /*
  * Looks for processes that ended, and frees the memory of those that ended

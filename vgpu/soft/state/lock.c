@@ -114,6 +114,7 @@ soft_error soft_slot_claim(soft_region *region, uint32_t kind) {
       slot->seen_namespace = slot->seen_pid = 0;
       slot->dead_real_ns = slot->exit_real_ns = 0;
       own_name(slot->name, sizeof slot->name);
+      memset(&slot->mps, 0, sizeof slot->mps);
       memset(slot->waiters, 0, sizeof slot->waiters);
       memset(slot->usage, 0, sizeof slot->usage);
       for (uint32_t c = 0; c < SOFT_CARDS; c++) slot->usage[c].queue = SOFT_NO_INDEX;

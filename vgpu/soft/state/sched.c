@@ -5,13 +5,21 @@
 
 #include "clock.h"
 
-enum { FULL_WIDTH = 1000000, MAX_RUNNING = 128, MAX_STREAMS = 64, MAX_DEPTH = 4 };
+enum { FULL_WIDTH = 1000000, MAX_RUNNING = 128, MAX_STREAMS = 64, MAX_DEPTH = 4, MAX_MEMBERS = 64 };
 /*
  * One call looks at so many queue entries at most; what is left is for the
  * next. Tenants write the queues, and must not keep an agent busy for ever.
  */
 enum { MOST_LOOKS = 1 << 22 };
 static uint64_t looks; /* under the lock */
+static uint64_t ends;  /* entries that were finished, so that one can see whether some were */
+
+/* What a queue's kernels may still take of the card. */
+typedef struct {
+  uint64_t limit;  /* of this queue */
+  uint64_t others; /* taken by kernels of its party */
+  bool closed;     /* nothing new: an earlier one waits for room */
+} card_room;
 
 typedef struct {
   uint32_t count;
@@ -20,7 +28,17 @@ typedef struct {
   uint64_t width;
   uint64_t wait_until_ns;   /* a wait that is known to end then */
   bool undone;
+  bool blocked;             /* a kernel can't begin for want of room */
 } running_set;
+
+/* What runs of all queues that have the card together. */
+typedef struct {
+  uint32_t count;
+  uint32_t queues[MAX_MEMBERS];
+  running_set sets[MAX_MEMBERS];
+  uint32_t running;         /* kernels */
+  uint64_t least_left_ns, wait_until_ns, width;
+} party;
 
 static void advance_card(soft_region *region, uint32_t index, uint64_t until, int depth);
 
@@ -45,6 +63,7 @@ static void finish(soft_entry *entry, uint64_t now) {
   entry->end_ns = now;
   entry->left_ns = 0;
   entry->flags |= SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE;
+  ends++;
 }
 
 /* A gate that was reached: its owner must look. */
@@ -66,26 +85,39 @@ static uint64_t wait_over(soft_region *region, const soft_entry *entry, uint32_t
   return target->flags & SOFT_ENTRY_DONE ? target->end_ns : SOFT_FOREVER;
 }
 
+/* Width of kernels that run already, wherever they stand. */
+static uint64_t started_width(soft_queue *queue) {
+  uint64_t width = 0;
+  sound(queue);
+  move_scan(queue);
+  for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
+    const soft_entry *entry = entry_at(queue, seq);
+    looks++;
+    if (entry->kind != SOFT_ENTRY_GATE && (entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED)
+      width += entry->width_ppm ? entry->width_ppm : 1;
+    if (!queue->mixed) break; /* one stream: only the first can run */
+  }
+  return width;
+}
+
+static bool fits(const card_room *room, uint64_t own, uint64_t width) {
+  if (room->closed) return false;
+  if (own && own + width > room->limit) return false;
+  return !(own + room->others) || own + room->others + width <= FULL_WIDTH;
+}
+
 /*
  * Starts what can start at now and says what runs. Order of submission is
  * order of look: an entry may go when its stream has nothing undone before it,
  * when it is on the legacy stream and no blocking stream has, and when it is
  * on a blocking stream and the legacy one has nothing.
  */
-static running_set start(soft_region *region, soft_queue *queue, uint64_t now, uint64_t until, int depth) {
+static running_set start(soft_region *region, soft_queue *queue, uint64_t now, uint64_t until, int depth, const card_room *room) {
   running_set set = {.least_left_ns = SOFT_FOREVER, .wait_until_ns = SOFT_FOREVER};
   uint32_t streams[MAX_STREAMS], stream_count = 0;
   bool legacy_undone = false, blocking_undone = false;
-  uint64_t started_width = 0; /* of kernels that run already, wherever they stand */
+  uint64_t own_width = started_width(queue);
 
-  sound(queue);
-  move_scan(queue);
-  for (uint64_t seq = queue->scan; queue->mixed && seq < queue->head; seq++) {
-    const soft_entry *entry = entry_at(queue, seq);
-    looks++;
-    if (entry->kind != SOFT_ENTRY_GATE && (entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED)
-      started_width += entry->width_ppm ? entry->width_ppm : 1;
-  }
   for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
     soft_entry *entry = entry_at(queue, seq);
     looks++;
@@ -118,11 +150,14 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
       if (!(entry->flags & SOFT_ENTRY_STARTED)) reach(region, queue, entry, now);
     } else if (ready) {
       uint64_t width = entry->width_ppm < FULL_WIDTH ? entry->width_ppm : FULL_WIDTH;
-      if (!(entry->flags & SOFT_ENTRY_STARTED) && set.count < MAX_RUNNING &&
-          (!started_width || started_width + width <= FULL_WIDTH)) {
-        entry->flags |= SOFT_ENTRY_STARTED;
-        entry->start_ns = now;
-        started_width += width ? width : 1;
+      if (!(entry->flags & SOFT_ENTRY_STARTED) && set.count < MAX_RUNNING) {
+        if (fits(room, own_width, width)) {
+          entry->flags |= SOFT_ENTRY_STARTED;
+          entry->start_ns = queue->begun_ns = now;
+          own_width += width ? width : 1;
+        } else if (!own_width) {
+          set.blocked = true;
+        }
       }
       if (entry->flags & SOFT_ENTRY_STARTED) {
         if (entry->left_ns == 0) {
@@ -167,6 +202,12 @@ void soft_sched_activate(soft_region *region, uint32_t queue) {
   if (card) card->active[queue / 64] |= 1ull << (queue % 64);
 }
 
+/* Whether a queue has the card together with the party that has it now. */
+static bool of_party(const soft_region *region, const soft_card *card, uint32_t queue) {
+  if (queue == card->current) return true;
+  return card->current_party && queue < SOFT_QUEUES && region->state->queues[queue].party == card->current_party;
+}
+
 static uint32_t next_active(const soft_card *card, uint32_t after) {
   uint32_t from = after < SOFT_QUEUES ? (after + 1) % SOFT_QUEUES : 0;
   for (uint32_t i = 0; i <= SOFT_QUEUES / 64; i++) {
@@ -179,12 +220,11 @@ static uint32_t next_active(const soft_card *card, uint32_t after) {
   return SOFT_NO_INDEX;
 }
 
-static bool contended(const soft_card *card, uint32_t current) {
-  for (uint32_t i = 0; i < SOFT_QUEUES / 64; i++) {
-    uint64_t bits = card->active[i];
-    if (current / 64 == i) bits &= ~(1ull << (current % 64));
-    if (bits) return true;
-  }
+/* Others have work, too. */
+static bool contended(const soft_region *region, const soft_card *card) {
+  for (uint32_t i = 0; i < SOFT_QUEUES / 64; i++)
+    for (uint64_t bits = card->active[i]; bits; bits &= bits - 1)
+      if (!of_party(region, card, i * 64 + (uint32_t)__builtin_ctzll(bits))) return true;
   return false;
 }
 
@@ -201,66 +241,143 @@ static void note_busy(soft_bucket *buckets, uint32_t count, uint64_t from, uint6
   }
 }
 
-static void account(soft_region *region, soft_card *card, uint32_t index, soft_queue *queue, const running_set *set, uint64_t step) {
-  soft_slot *slot = soft_slot_at(region, queue->owner - 1);
-  if (!set->width) return;
+static void account(soft_region *region, soft_card *card, uint32_t index, const party *now, uint64_t step) {
+  if (!now->width) return;
   card->busy_ns += step;
-  card->work_ns += (uint64_t)((unsigned __int128)step * set->width / FULL_WIDTH);
+  card->work_ns += (uint64_t)((unsigned __int128)step * now->width / FULL_WIDTH);
   note_busy(card->buckets, SOFT_CARD_BUCKETS, card->sim_ns, step);
-  note_busy(queue->buckets, SOFT_QUEUE_BUCKETS, card->sim_ns, step);
-  if (slot) slot->usage[index].busy_ns += step;
+  for (uint32_t i = 0; i < now->count; i++) {
+    soft_queue *queue = &region->state->queues[now->queues[i]];
+    soft_slot *slot = soft_slot_at(region, queue->owner - 1);
+    if (!now->sets[i].width) continue;
+    note_busy(queue->buckets, SOFT_QUEUE_BUCKETS, card->sim_ns, step);
+    if (slot) slot->usage[index].busy_ns += step;
+  }
 }
 
-typedef struct {
-  soft_queue *queue;     /* on the card, NULL: nobody has work that can run */
-  running_set set;
-  uint64_t wait_until_ns;
-} turn;
+/* The active queues that have the card together with one of them, whose kernel began longest ago first. */
+static void gather(const soft_region *region, const soft_card *card, uint32_t leader, party *out) {
+  const soft_queue *queues = region->state->queues;
+  uint32_t name = queues[leader].party;
+  out->count = 0;
+  for (uint32_t i = 0; i < SOFT_QUEUES / 64; i++)
+    for (uint64_t bits = card->active[i]; bits && out->count < MAX_MEMBERS; bits &= bits - 1) {
+      uint32_t queue = i * 64 + (uint32_t)__builtin_ctzll(bits), at = out->count;
+      if (queue != leader && (!name || queues[queue].party != name || queues[queue].card != queues[leader].card || !queues[queue].owner)) continue;
+      for (; at > 0 && queues[out->queues[at - 1]].begun_ns > queues[queue].begun_ns; at--) out->queues[at] = out->queues[at - 1];
+      out->queues[at] = queue;
+      out->count++;
+    }
+}
 
-/* Who has the card now, after all that takes no time has happened. */
-static turn take_turn(soft_region *region, uint32_t index, uint64_t until, int depth) {
+/*
+ * Starts what can start of a party and says what runs. A kernel that finds no
+ * room keeps later ones of others from beginning, or wide ones would wait for
+ * ever behind narrow ones. What ends may be what another member waits for.
+ */
+static void start_party(soft_region *region, soft_card *card, uint32_t leader, uint64_t until, int depth, party *out) {
+  uint64_t before, widths[MAX_MEMBERS];
+  do {
+    before = ends;
+    uint64_t all = 0;
+    bool closed = false;
+    gather(region, card, leader, out);
+    out->running = 0;
+    out->width = 0;
+    out->least_left_ns = out->wait_until_ns = SOFT_FOREVER;
+    for (uint32_t i = 0; i < out->count; i++) all += widths[i] = started_width(&region->state->queues[out->queues[i]]);
+    for (uint32_t i = 0; i < out->count; i++) {
+      soft_queue *queue = &region->state->queues[out->queues[i]];
+      uint64_t limit = queue->limit_ppm && queue->limit_ppm < FULL_WIDTH ? queue->limit_ppm : FULL_WIDTH;
+      card_room room = {.limit = limit, .others = all - widths[i], .closed = closed};
+      running_set *set = &out->sets[i];
+      *set = start(region, queue, card->sim_ns, until, depth, &room);
+      all = room.others + started_width(queue);
+      closed |= set->blocked;
+      out->running += set->count;
+      out->width += set->width;
+      if (set->least_left_ns < out->least_left_ns) out->least_left_ns = set->least_left_ns;
+      if (set->wait_until_ns < out->wait_until_ns) out->wait_until_ns = set->wait_until_ns;
+    }
+  } while (out->count > 1 && ends != before && looks < MOST_LOOKS);
+  for (uint32_t i = 0; i < out->count; i++)
+    if (!out->sets[i].undone) deactivate(card, out->queues[i]);
+}
+
+/* Of a party, the active queue with the lowest number stands for it in the round. */
+static bool leads(const soft_region *region, const soft_card *card, uint32_t queue) {
+  const soft_queue *queues = region->state->queues;
+  uint32_t name = queues[queue].party;
+  for (uint32_t i = 0; name && i <= queue / 64; i++)
+    for (uint64_t bits = card->active[i]; bits; bits &= bits - 1) {
+      uint32_t other = i * 64 + (uint32_t)__builtin_ctzll(bits);
+      if (other >= queue) break;
+      if (queues[other].party == name && queues[other].card == queues[queue].card && queues[other].owner) return false;
+    }
+  return true;
+}
+
+/* An active queue of the party that has the card, when the one that stood for it has no more work. */
+static uint32_t other_member(const soft_region *region, const soft_card *card) {
+  for (uint32_t i = 0; card->current_party && i < SOFT_QUEUES / 64; i++)
+    for (uint64_t bits = card->active[i]; bits; bits &= bits - 1) {
+      uint32_t queue = i * 64 + (uint32_t)__builtin_ctzll(bits);
+      if (of_party(region, card, queue)) return queue;
+    }
+  return SOFT_NO_INDEX;
+}
+
+static party parties[MAX_DEPTH + 1]; /* by depth, under the lock: too large for a small thread's stack */
+
+/* Who has the card now, after all that takes no time has happened. running is 0 when nobody has work that can run. */
+static const party *take_turn(soft_region *region, uint32_t index, uint64_t until, int depth) {
   soft_header *header = &region->state->header;
   soft_card *card = &header->cards[index];
-  turn now = {.wait_until_ns = SOFT_FOREVER};
+  party *now = &parties[depth];
+  uint64_t wait_until_ns = SOFT_FOREVER;
 
-  if (active(card, card->current) && card->slice_left_ns) {
-    soft_queue *queue = &region->state->queues[card->current];
-    now.set = start(region, queue, card->sim_ns, until, depth);
-    if (now.set.count) {
-      now.queue = queue;
+  uint32_t current = active(card, card->current) ? card->current : other_member(region, card);
+  bool own = active(card, current) && region->state->queues[current].card == index && region->state->queues[current].owner;
+  if (own && card->slice_left_ns) {
+    start_party(region, card, current, until, depth, now);
+    if (now->running) return now;
+  }
+  /* others first, from the next on; then the same again */
+  uint32_t first = SOFT_NO_INDEX, candidate = card->current;
+  for (uint32_t looked = 0; looked <= SOFT_QUEUES + 1; looked++) {
+    candidate = next_active(card, candidate);
+    bool last = candidate == SOFT_NO_INDEX || candidate == first;
+    if (last) {
+      if (!own || !active(card, current)) break;
+      candidate = current;
+    } else {
+      if (first == SOFT_NO_INDEX) first = candidate;
+      const soft_queue *queue = &region->state->queues[candidate];
+      if (queue->card != index || !queue->owner) {
+        deactivate(card, candidate);
+        first = first == candidate ? SOFT_NO_INDEX : first;
+        continue;
+      }
+      if (of_party(region, card, candidate)) continue;
+      if (!leads(region, card, candidate)) continue;
+    }
+    start_party(region, card, candidate, until, depth, now);
+    if (now->wait_until_ns < wait_until_ns) wait_until_ns = now->wait_until_ns;
+    if (now->running) {
+      if (!of_party(region, card, candidate)) {
+        if (card->current != SOFT_NO_INDEX || card->current_party) card->switch_left_ns = header->switch_ns;
+        card->switches++;
+      }
+      card->current = candidate;
+      card->current_party = region->state->queues[candidate].party;
+      card->slice_left_ns = header->quantum_ns ? header->quantum_ns : 1;
       return now;
     }
-    if (!now.set.undone) deactivate(card, card->current);
+    if (last) break;
+    if (!active(card, candidate)) first = first == candidate ? SOFT_NO_INDEX : first;
   }
-  uint32_t first = SOFT_NO_INDEX, candidate = card->current;
-  for (uint32_t looked = 0; looked <= SOFT_QUEUES; looked++) {
-    candidate = next_active(card, candidate);
-    if (candidate == SOFT_NO_INDEX || candidate == first) break;
-    if (first == SOFT_NO_INDEX) first = candidate;
-    soft_queue *queue = &region->state->queues[candidate];
-    if (queue->card != index || !queue->owner) {
-      deactivate(card, candidate);
-      first = first == candidate ? SOFT_NO_INDEX : first;
-      continue;
-    }
-    running_set set = start(region, queue, card->sim_ns, until, depth);
-    if (set.wait_until_ns < now.wait_until_ns) now.wait_until_ns = set.wait_until_ns;
-    if (!set.undone) {
-      deactivate(card, candidate);
-      first = first == candidate ? SOFT_NO_INDEX : first;
-      continue;
-    }
-    if (!set.count) continue;
-    if (candidate != card->current) {
-      if (card->current != SOFT_NO_INDEX) card->switch_left_ns = header->switch_ns;
-      card->current = candidate;
-      card->switches++;
-    }
-    card->slice_left_ns = header->quantum_ns ? header->quantum_ns : 1;
-    now.queue = queue;
-    now.set = set;
-    return now;
-  }
+  now->count = now->running = 0;
+  now->wait_until_ns = wait_until_ns;
   return now;
 }
 
@@ -275,7 +392,7 @@ static void advance_card(soft_region *region, uint32_t index, uint64_t until, in
   if (!depth) looks = 0;
   while (looks < MOST_LOOKS) {
     looks += 16;
-    turn now = take_turn(region, index, until, depth);
+    const party *now = take_turn(region, index, until, depth);
     uint64_t room = until - card->sim_ns;
     if (!room) return;
     if (card->switch_left_ns) {
@@ -284,15 +401,15 @@ static void advance_card(soft_region *region, uint32_t index, uint64_t until, in
       card->sim_ns += taken;
       continue;
     }
-    if (!now.queue) {
-      card->sim_ns = now.wait_until_ns < until ? now.wait_until_ns : until;
+    if (!now->running) {
+      card->sim_ns = now->wait_until_ns < until ? now->wait_until_ns : until;
       continue;
     }
-    bool shared = contended(card, card->current);
-    uint64_t length = now.set.least_left_ns < room ? now.set.least_left_ns : room;
+    bool shared = contended(region, card);
+    uint64_t length = now->least_left_ns < room ? now->least_left_ns : room;
     if (shared && card->slice_left_ns < length) length = card->slice_left_ns;
-    account(region, card, index, now.queue, &now.set, length);
-    run(now.queue, &now.set, card->sim_ns, length);
+    account(region, card, index, now, length);
+    for (uint32_t i = 0; i < now->count; i++) run(&region->state->queues[now->queues[i]], &now->sets[i], card->sim_ns, length);
     card->sim_ns += length;
     if (shared) card->slice_left_ns -= length;
     else card->slice_left_ns = header->quantum_ns ? header->quantum_ns : 1;
@@ -308,11 +425,11 @@ void soft_sched_advance_card(soft_region *region, uint32_t card, uint64_t until_
 uint64_t soft_sched_next(soft_region *region, uint32_t index) {
   soft_card *card = soft_card_at(region, index);
   if (!card || card->lost) return SOFT_FOREVER;
-  turn now = take_turn(region, index, card->sim_ns, 0);
-  if (!now.queue) return now.wait_until_ns;
+  const party *now = take_turn(region, index, card->sim_ns, 0);
+  if (!now->running) return now->wait_until_ns;
   if (card->switch_left_ns) return card->sim_ns + card->switch_left_ns;
-  uint64_t length = now.set.least_left_ns;
-  if (contended(card, card->current) && card->slice_left_ns < length) length = card->slice_left_ns;
+  uint64_t length = now->least_left_ns;
+  if (contended(region, card) && card->slice_left_ns < length) length = card->slice_left_ns;
   return card->sim_ns + length < card->sim_ns ? SOFT_FOREVER : card->sim_ns + length;
 }
 
@@ -368,9 +485,14 @@ uint64_t soft_sched_queue_busy(const soft_queue *queue, uint64_t period) {
 
 /* ---- queues come and go -------------------------------------------------- */
 
+static uint32_t limit_ppm(const soft_region *region, const soft_slot *slot, uint32_t card) {
+  uint32_t part = slot->usage[card].sm_limit, all = soft_card_at(region, card)->facts.sm_count;
+  return part && part < all ? (uint32_t)((uint64_t)part * FULL_WIDTH / all) : 0;
+}
+
 uint32_t soft_sched_queue(soft_region *region, uint32_t card) {
   soft_slot *slot = soft_slot_at(region, region->me);
-  if (!slot || card >= SOFT_CARDS) return SOFT_NO_INDEX;
+  if (!slot || card >= soft_card_count(region)) return SOFT_NO_INDEX;
   uint32_t mine = slot->usage[card].queue;
   if (mine < SOFT_QUEUES && region->state->queues[mine].owner == region->me + 1) return mine;
   for (uint32_t i = 0; i < SOFT_QUEUES; i++) {
@@ -379,6 +501,9 @@ uint32_t soft_sched_queue(soft_region *region, uint32_t card) {
     queue->card = card;
     queue->head = queue->tail = queue->scan = 0;
     queue->mixed = 0;
+    queue->party = slot->mps.server;
+    queue->limit_ppm = limit_ppm(region, slot, card);
+    queue->begun_ns = 0;
     memset(queue->buckets, 0, sizeof queue->buckets);
     queue->owner = region->me + 1;
     if (region->state->header.queues_high < i + 1) region->state->header.queues_high = i + 1;
@@ -402,10 +527,13 @@ void soft_sched_drop_queue(soft_region *region, uint32_t index) {
   queue->mixed = 0;
   if (!card) return;
   deactivate(card, index);
-  if (card->current == index) {
-    card->slice_left_ns = 0;
-    card->switch_left_ns = 0;
+  if (card->current != index) return;
+  if (card->current_party) { /* the others of it keep their turn */
+    card->current = SOFT_NO_INDEX;
+    return;
   }
+  card->slice_left_ns = 0;
+  card->switch_left_ns = 0;
 }
 
 void soft_sched_drop_slot(soft_region *region, uint32_t index) {

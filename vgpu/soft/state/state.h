@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define SOFT_MAGIC 0x3155504754464f53ull /* "SOFTGPU1" */
-#define SOFT_ABI 3u
+#define SOFT_ABI 4u
 
 enum {
   SOFT_CARDS = 16,      /* cards of a node */
@@ -82,9 +82,6 @@ enum { SOFT_LINK_NONE = 0, SOFT_LINK_CARD = 1, SOFT_LINK_SWITCH = 2 };
 
 typedef struct { uint64_t period; uint64_t busy_ns; } soft_bucket;
 
-/* How processes share a card, as far as NVML and CUDA show it. */
-enum { SOFT_SHARING_TIME_SLICE = 0, SOFT_SHARING_MPS = 1 };
-
 /* One card: facts, settings, faults, and the running totals. */
 typedef struct {
   soft_card_facts facts;
@@ -95,8 +92,8 @@ typedef struct {
   uint32_t persistence;
   uint32_t accounting;
   uint32_t temperature_c;    /* 0: follows the load */
-  uint32_t sharing;          /* SOFT_SHARING_* */
   uint32_t stack_extra;      /* percent that stacks take beyond what there are threads for */
+  uint32_t pad1;
 
   /* faults */
   uint32_t lost;             /* fell off the bus */
@@ -113,7 +110,7 @@ typedef struct {
   /* time slicing */
   uint64_t sim_ns;           /* history is computed up to here */
   uint32_t current;          /* queue on the card, or SOFT_NO_INDEX */
-  uint32_t pad0;
+  uint32_t current_party;    /* the one that it stands for: soft_queue.party, 0 itself */
   uint64_t slice_left_ns;
   uint64_t switch_left_ns;   /* of a context switch in progress */
   uint64_t active[SOFT_QUEUES / 64]; /* queues with undone work */
@@ -131,12 +128,26 @@ typedef struct {
   uint64_t peak_bytes;
   uint64_t busy_ns;
   uint64_t since_ns;         /* first context */
+  uint64_t limit_bytes;      /* of MPS: most that context_bytes and memory_bytes may be, 0 no limit */
   uint32_t context_count;
   uint32_t queue;            /* SOFT_NO_INDEX until the first launch */
+  uint32_t sm_limit;         /* of MPS: multiprocessors that the process may use, 0 all */
+  uint32_t pad;
 } soft_usage;
 
 enum { SOFT_SLOT_FREE = 0, SOFT_SLOT_CLAIMED = 1, SOFT_SLOT_LIVE = 2, SOFT_SLOT_DEAD = 3 };
-enum { SOFT_KIND_CUDA = 1, SOFT_KIND_OBSERVER = 2 };
+enum { SOFT_KIND_CUDA = 1, SOFT_KIND_OBSERVER = 2, SOFT_KIND_SERVER = 3 };
+
+/* A server of MPS, or what a client of one has: mps.h. */
+typedef struct {
+  uint32_t server;           /* client: slot + 1 of its server, 0 it is none */
+  uint32_t error;            /* client: what its calls are answered from now on, 0 nothing */
+  uint64_t generation;       /* client: of the server's slot */
+  uint32_t cards;            /* bit per card that it has, server and client */
+  uint32_t fault;            /* server: what its clients are answered until they have ended, 0 none */
+  uint32_t uid;              /* server: whose it is */
+  uint32_t id;               /* client: number within its server; server: clients so far */
+} soft_mps;
 
 /* A thread that waits on the virtual clock. */
 typedef struct {
@@ -164,6 +175,7 @@ typedef struct {
   uint64_t dead_real_ns;     /* 0 while alive */
   uint64_t exit_real_ns;     /* the process said that it exits */
   char name[64];
+  soft_mps mps;
   soft_waiter waiters[SOFT_WAITERS];
   soft_usage usage[SOFT_CARDS];
 } soft_slot;
@@ -193,6 +205,9 @@ typedef struct {
   uint32_t card;
   uint32_t stream;           /* of all undone entries, unless mixed */
   uint32_t mixed;            /* entries of several streams are undone */
+  uint32_t party;            /* queues that have the card together: clients of one MPS server; 0 by itself */
+  uint32_t limit_ppm;        /* most of the card that its kernels use at once, 0 all */
+  uint64_t begun_ns;         /* when one of its kernels began last */
   uint64_t head;             /* next sequence number that the owner writes */
   uint64_t tail;             /* oldest one that the owner has not collected */
   uint64_t scan;             /* everything before is done */

@@ -205,58 +205,11 @@ static void between(void) {
   check_equal(used_bytes(0), 0, "the dead hold nothing");
 }
 
-/* ---- sharing modes -------------------------------------------------------- */
-
-static void client(child *self, void *unused) {
-  int enabled = 9, supported = 9;
-  (void)unused;
-  CUresult result = start_cuda(0);
-  CUDA(cuDeviceGetAttribute)(&enabled, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 0);
-  CUDA(cuDeviceGetExecAffinitySupport)(&supported, 0, 0);
-  tell(self, (uint64_t)result);
-  tell(self, (uint64_t)(enabled << 4 | supported));
-  ask(self);
-}
-
-static unsigned int clients(bool of_mps) {
-  static nvmlProcessInfo_t rows[16];
-  unsigned int count = 16;
-  nvmlDevice_t device;
-  NVML(nvmlDeviceGetHandleByIndex_v2)(0, &device);
-  if (of_mps) NVML(nvmlDeviceGetMPSComputeRunningProcesses_v3)(device, &count, rows);
-  else NVML(nvmlDeviceGetComputeRunningProcesses_v3)(device, &count, rows);
-  return count;
-}
-
-static void modes(void) {
-  const char *root = state_open()->device_prefix;
-  run_tool("softgpu", "set", root, "compute-mode=exclusive-process", NULL);
-  child a = child_start(client, NULL);
-  check_equal(ask(&a), CUDA_SUCCESS, "a card for one process has one");
-  check_equal(ask(&a), 0, "and no MPS");
-  child b = child_start(client, NULL);
-  check_equal(ask(&b), CUDA_ERROR_DEVICE_UNAVAILABLE, "but no second one");
-  ask(&b);
-  check(clients(false) == 1 && clients(true) == 0, "NVML lists it among those that take turns");
-  child_kill(&b);
-  child_kill(&a);
-  check_equal(run_tool("softgpu", "set", root, "sharing=mps", NULL), 0, "MPS is switched on");
-  a = child_start(client, NULL);
-  b = child_start(client, NULL);
-  check(ask(&a) == CUDA_SUCCESS && ask(&b) == CUDA_SUCCESS, "then its clients are one process to the card");
-  check(ask(&a) == 0x11 && ask(&b) == 0x11, "and are told of it");
-  check(clients(false) == 0 && clients(true) == 2, "and NVML lists them by themselves");
-  child_kill(&a);
-  child_kill(&b);
-  check_equal(run_tool("softgpu", "set", root, "sharing=half", NULL), 2, "there is no third way");
-}
-
 int main(void) {
   root_make("--card", "a30", "--seed", "2", "--free-delay", "0", NULL);
   child c = child_start(alone, NULL);
   check_equal(ask(&c), 1, "all was looked at");
   check_equal(child_end(&c), 0, "by a process that ended well");
   between();
-  modes();
   return finish();
 }

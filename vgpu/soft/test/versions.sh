@@ -2,11 +2,11 @@
 # Nothing that is loaded into images may need a symbol newer than GLIBC_2.17.
 # versions.sh BUILDDIR
 n=0 bad=0
-for file in "$1"/libcuda-*.so "$1"/libnvidia-ml-*.so "$1"/gpuprobe "$1"/nvidia-smi; do
+for file in "$1"/libcuda-*.so "$1"/libnvidia-ml-*.so "$1"/gpuprobe "$1"/nvidia-smi "$1"/nvidia-cuda-mps-control "$1"/nvidia-cuda-mps-server; do
   n=$((n + 1))
-  newest=$(objdump -T "$file" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+  newest=$(objdump -T "$file" 2> /dev/null | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
   if [ "$(printf '%s\nGLIBC_2.17\n' "$newest" | sort -V | tail -1)" = GLIBC_2.17 ]; then
-    echo "ok $n - ${file##*/} needs nothing newer than $newest"
+    echo "ok $n - ${file##*/} needs nothing newer than ${newest:-itself}"
   else
     echo "not ok $n - ${file##*/} needs $newest:"
     objdump -T "$file" | grep "$newest" | sed 's/^/# /'

@@ -19,8 +19,8 @@
   F(nvmlDeviceGetUUID) F(nvmlDeviceGetSerial) F(nvmlDeviceGetPciInfo_v3) F(nvmlDeviceGetMemoryInfo_v2) F(nvmlDeviceGetUtilizationRates) \
   F(nvmlDeviceGetTemperature) F(nvmlDeviceGetPowerUsage) F(nvmlDeviceGetEnforcedPowerLimit) F(nvmlDeviceGetComputeMode)             \
   F(nvmlDeviceGetPersistenceMode) F(nvmlDeviceGetMinorNumber) F(nvmlDeviceGetClockInfo) F(nvmlDeviceGetPerformanceState)            \
-  F(nvmlDeviceGetComputeRunningProcesses_v3) F(nvmlDeviceGetCudaComputeCapability) F(nvmlDeviceGetTotalEccErrors)                   \
-  F(nvmlDeviceGetMigMode) F(nvmlDeviceGetVbiosVersion) F(nvmlDeviceGetIndex) F(nvmlSystemGetDriverVersion)                          \
+  F(nvmlDeviceGetComputeRunningProcesses_v3) F(nvmlDeviceGetMPSComputeRunningProcesses_v3) F(nvmlDeviceGetCudaComputeCapability) F(nvmlDeviceGetTotalEccErrors)                   \
+  F(nvmlDeviceGetMigMode) F(nvmlDeviceGetVbiosVersion) F(nvmlDeviceGetIndex) F(nvmlDeviceSetComputeMode) F(nvmlSystemGetDriverVersion)                          \
   F(nvmlSystemGetCudaDriverVersion_v2) F(nvmlSystemGetProcessName) F(nvmlSystemGetNVMLVersion)
 
 #define MEMBER(name) static __typeof__(name) *p_##name;
@@ -118,14 +118,15 @@ static int view_list(unsigned int count) {
   return 0;
 }
 
-static void processes(const card *c, unsigned int *printed) {
+static void processes(const card *c, bool clients, unsigned int *printed) {
   static nvmlProcessInfo_t rows[4096];
   unsigned int count = sizeof rows / sizeof rows[0];
   char name[256];
-  if (p_nvmlDeviceGetComputeRunningProcesses_v3(c->device, &count, rows) != NVML_SUCCESS) return;
+  nvmlReturn_t result = clients ? p_nvmlDeviceGetMPSComputeRunningProcesses_v3(c->device, &count, rows) : p_nvmlDeviceGetComputeRunningProcesses_v3(c->device, &count, rows);
+  if (result != NVML_SUCCESS) return;
   for (unsigned int i = 0; i < count; i++) {
     if (p_nvmlSystemGetProcessName(rows[i].pid, name, sizeof name) != NVML_SUCCESS) snprintf(name, sizeof name, "[Not Found]");
-    printf("| %5u   N/A  N/A %11u      C   %-34.34s %9lluMiB |\n", c->index, rows[i].pid, name, mib(rows[i].usedGpuMemory));
+    printf("| %5u   N/A  N/A %11u %6s   %-34.34s %9lluMiB |\n", c->index, rows[i].pid, clients ? "M+C" : "C", name, mib(rows[i].usedGpuMemory));
     (*printed)++;
   }
 }
@@ -164,7 +165,10 @@ static int view_table(unsigned int count) {
   puts("|   GPU   GI   CI          PID   Type   Process name                          GPU Memory  |");
   puts("|=========================================================================================|");
   for (unsigned int i = 0; i < count; i++)
-    if (read_card(i, &c)) processes(&c, &printed);
+    if (read_card(i, &c)) {
+      processes(&c, false, &printed);
+      processes(&c, true, &printed);
+    }
   if (!printed) puts("|  No running processes found                                                             |");
   puts("+-----------------------------------------------------------------------------------------+");
   return 0;
@@ -299,8 +303,34 @@ static int view_fields(unsigned int count, const char *fields, const char *forma
   return 0;
 }
 
+/* ---- changing ------------------------------------------------------------ */
+
+static bool is_meant(const card *c, const char *wanted) {
+  return !wanted || strcmp(wanted, c->uuid) == 0 || strcmp(wanted, c->pci.busId) == 0 || (wanted[0] >= '0' && wanted[0] <= '9' && !strchr(wanted, ':') && (unsigned int)atoi(wanted) == c->index);
+}
+
+static int set_mode(unsigned int count, const char *mode, const char *wanted) {
+  static const struct { const char *name, *number; int mode; } modes[] = {
+      {"DEFAULT", "0", NVML_COMPUTEMODE_DEFAULT}, {"PROHIBITED", "2", NVML_COMPUTEMODE_PROHIBITED}, {"EXCLUSIVE_PROCESS", "3", NVML_COMPUTEMODE_EXCLUSIVE_PROCESS}};
+  unsigned int at = 0, changed = 0;
+  card c;
+  while (at < 3 && strcmp(mode, modes[at].name) != 0 && strcmp(mode, modes[at].number) != 0) at++;
+  if (at == 3) {
+    fprintf(stderr, "%s is no compute mode.\n", mode);
+    return 2;
+  }
+  for (unsigned int i = 0; i < count; i++) {
+    if (!read_card(i, &c) || !is_meant(&c, wanted)) continue;
+    nvmlReturn_t result = p_nvmlDeviceSetComputeMode(c.device, modes[at].mode);
+    if (result != NVML_SUCCESS) return fail(c.pci.busId, result);
+    printf("Compute mode of GPU %s is %s now.\n", c.pci.busId, modes[at].name);
+    changed++;
+  }
+  return changed ? 0 : 6;
+}
+
 int main(int argc, char **argv) {
-  const char *fields = NULL, *format = "", *wanted = NULL;
+  const char *fields = NULL, *format = "", *wanted = NULL, *mode = NULL;
   bool list = false, query = false;
   unsigned int count = 0;
   for (int i = 1; i < argc; i++) {
@@ -310,8 +340,10 @@ int main(int argc, char **argv) {
     else if (strncmp(argv[i], "--format=", 9) == 0) format = argv[i] + 9;
     else if (strncmp(argv[i], "--id=", 5) == 0) wanted = argv[i] + 5;
     else if (strcmp(argv[i], "-i") == 0 && i + 1 < argc) wanted = argv[++i];
+    else if (strncmp(argv[i], "--compute-mode=", 15) == 0) mode = argv[i] + 15;
+    else if (strcmp(argv[i], "-c") == 0 && i + 1 < argc) mode = argv[++i];
     else {
-      fprintf(stderr, "nvidia-smi (software GPU) knows -L, -q, --query-gpu=FIELDS --format=csv[,noheader][,nounits] and -i; not %s\n", argv[i]);
+      fprintf(stderr, "nvidia-smi (software GPU) knows -L, -q, --query-gpu=FIELDS --format=csv[,noheader][,nounits], -c MODE and -i; not %s\n", argv[i]);
       return 2;
     }
   }
@@ -323,6 +355,7 @@ int main(int argc, char **argv) {
     puts("No devices were found");
     return 6;
   }
+  if (mode) return set_mode(count, mode, wanted);
   if (list) return view_list(count);
   if (fields) return view_fields(count, fields, format, wanted);
   return query ? view_query(count) : view_table(count);

@@ -78,12 +78,6 @@ static bool set_card(soft_card *card, const char *name, const char *value) {
       }
     return false;
   }
-  if (strcmp(name, "sharing") == 0) {
-    bool mps = strcmp(value, "mps") == 0;
-    if (!mps && strcmp(value, "time-slice") != 0) return false;
-    card->sharing = mps ? SOFT_SHARING_MPS : SOFT_SHARING_TIME_SLICE;
-    return true;
-  }
   if (!units_number(value, &number)) return false;
   if (strcmp(name, "temperature") == 0 && number <= 200) card->temperature_c = (uint32_t)number;
   else if (strcmp(name, "persistence") == 0 && number <= 1) card->persistence = (uint32_t)number;

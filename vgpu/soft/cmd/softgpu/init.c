@@ -268,6 +268,9 @@ static int link_to(const char *target, const char *path) {
     if (code != EXIT_OK) return code; \
   } while (0)
 
+enum { PROGRAMS = 3 };
+static const char *const programs[PROGRAMS] = {"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"};
+
 static int make_libraries(const wish *w, const branch_row *row) {
   char here[PATH_MAX], from[PATH_MAX + 64], dir[PATH_MAX], to[PATH_MAX + 64], target[128];
   ssize_t n = readlink("/proc/self/exe", here, sizeof here - 1);
@@ -291,9 +294,12 @@ static int make_libraries(const wish *w, const branch_row *row) {
   }
   snprintf(dir, sizeof dir, "%s/usr/bin", w->root);
   TRY(make_dirs(dir));
-  snprintf(from, sizeof from, "%s/nvidia-smi", here);
-  snprintf(to, sizeof to, "%s/nvidia-smi", dir);
-  return copy_file(from, to, 0755);
+  for (int i = 0; i < PROGRAMS; i++) {
+    snprintf(from, sizeof from, "%s/%s", here, programs[i]);
+    snprintf(to, sizeof to, "%s/%s", dir, programs[i]);
+    TRY(copy_file(from, to, 0755));
+  }
+  return EXIT_OK;
 }
 
 static int make_proc(const wish *w, const soft_header *h) {
@@ -450,9 +456,10 @@ static void drop_all(const char *root, const char *dir, const char *prefix, cons
 static void remove_root(const char *root) {
   drop_all(root, "usr/lib/x86_64-linux-gnu", "libcuda.so", NULL);
   drop_all(root, "usr/lib/x86_64-linux-gnu", "libnvidia-ml.so", NULL);
+  drop_all(root, "usr/bin", "nvidia-", NULL);
   drop_all(root, "dev", "nvidia", NULL);
   drop_all(root, "proc/driver/nvidia/gpus", "", "information");
-  static const char *const rest[] = {"usr/bin/nvidia-smi", "dev/.probe", "proc/driver/nvidia/version", "proc/driver/nvidia/gpus",
+  static const char *const rest[] = {"dev/.probe", "proc/driver/nvidia/version", "proc/driver/nvidia/gpus",
                                      "proc/driver/nvidia", "proc/driver", "proc", "dev", "usr/bin", "usr/lib/x86_64-linux-gnu", "usr/lib", "usr",
                                      "softgpu/config.json", "softgpu/alive", "softgpu/shared", "softgpu/state",
                                      "softgpu"};

@@ -25,7 +25,7 @@ static const char usage_text[] =
     "  softgpu set ROOT [--card N] NAME=VALUE...\n"
     "      of the node: clock free-delay quantum switch\n"
     "      of the cards (all, or the one named): context compute-mode persistence\n"
-    "      accounting temperature sharing (time-slice or mps, as NVML and CUDA show it)\n"
+    "      accounting temperature\n"
     "      stacks (percent of one for each thread that can be resident, 100 at first)\n"
     "  softgpu fault ROOT [--card N] KIND\n"
     "      lost | restore | xid CODE | alloc-fail COUNT | nvml-delay TIME [CALL] |\n"

@@ -16,7 +16,7 @@ static uint32_t processes_on(soft_region *region, uint32_t card, process *out) {
   for (uint32_t i = 0; i < high; i++) {
     const soft_slot *slot = soft_slot_at(region, i);
     uint32_t state = atomic_load(&slot->state), pid = 0;
-    if (slot->kind != SOFT_KIND_CUDA || (state != SOFT_SLOT_LIVE && state != SOFT_SLOT_DEAD)) continue;
+    if (slot->kind == SOFT_KIND_OBSERVER || (state != SOFT_SLOT_LIVE && state != SOFT_SLOT_DEAD)) continue;
     const soft_usage *usage = &slot->usage[card];
     if (!usage->context_count && !usage->memory_bytes) continue;
     soft_slot_alive(region, i, &pid);
@@ -24,6 +24,9 @@ static uint32_t processes_on(soft_region *region, uint32_t card, process *out) {
   }
   return count;
 }
+
+/* What it is to MPS, empty nothing. */
+static const char *part(const soft_slot *slot) { return slot->kind == SOFT_KIND_SERVER ? "server" : slot->mps.server ? "client" : ""; }
 
 static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
@@ -67,8 +70,8 @@ static void show_table(soft_region *region) {
       const soft_slot *slot = soft_slot_at(region, rows[i].slot);
       const soft_usage *usage = &slot->usage[c];
       soft_text(name, sizeof name, slot->name, sizeof slot->name);
-      printf("     pid %-7u (own %u) contexts %u, %.1f MiB + %.1f MiB + %.1f MiB managed, busy %.3f s%s  %s\n", rows[i].pid, slot->pid, usage->context_count,
-             mib(usage->context_bytes), mib(usage->memory_bytes), mib(usage->managed_bytes), (double)usage->busy_ns / 1e9, rows[i].ended ? ", ended" : "", name);
+      printf("     pid %-7u (own %u) contexts %u, %.1f MiB + %.1f MiB + %.1f MiB managed, busy %.3f s%s%s%s  %s\n", rows[i].pid, slot->pid, usage->context_count,
+             mib(usage->context_bytes), mib(usage->memory_bytes), mib(usage->managed_bytes), (double)usage->busy_ns / 1e9, rows[i].ended ? ", ended" : "", *part(slot) ? ", MPS " : "", part(slot), name);
     }
     for (uint32_t i = 0; i < soft_objects_high(region); i++) {
       const soft_object *object = shared_memory(region, i, c);
@@ -111,9 +114,9 @@ static void show_json(soft_region *region) {
     for (uint32_t i = 0; i < count; i++) {
       const soft_slot *slot = soft_slot_at(region, rows[i].slot);
       const soft_usage *usage = &slot->usage[c];
-      printf("%s{\"pid\":%u,\"ownPid\":%u,\"ended\":%s,\"contexts\":%u,\"contextBytes\":%" PRIu64 ",\"memoryBytes\":%" PRIu64
+      printf("%s{\"pid\":%u,\"ownPid\":%u,\"mps\":\"%s\",\"ended\":%s,\"contexts\":%u,\"contextBytes\":%" PRIu64 ",\"memoryBytes\":%" PRIu64
              ",\"managedBytes\":%" PRIu64 ",\"peakBytes\":%" PRIu64 ",\"busyNanoseconds\":%" PRIu64 ",\"name\":",
-             i ? "," : "", rows[i].pid, slot->pid, rows[i].ended ? "true" : "false", usage->context_count, usage->context_bytes,
+             i ? "," : "", rows[i].pid, slot->pid, part(slot), rows[i].ended ? "true" : "false", usage->context_count, usage->context_bytes,
              usage->memory_bytes, usage->managed_bytes, usage->peak_bytes, usage->busy_ns);
       soft_text(text, sizeof text, slot->name, sizeof slot->name);
       json_text(stdout, text);
