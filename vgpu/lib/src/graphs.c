@@ -198,17 +198,42 @@ void carve_graphs_lost(struct carve_state *s) {
 struct run {
     struct carve_growth growth;
     carve_graph_call *call;
+    uint64_t generation; /* when it was asked for */
+    bool ran;
 };
-
-static CUresult make(const struct carve_driver *d, struct carve_growth *growth) {
-    (void)d;
-    return ((struct run *)growth)->call(growth->graph, growth->stream);
-}
 
 static bool captured(const struct carve_driver *d, const struct carve_growth *g) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     __typeof__(cuStreamIsCapturing) *ask = g->per_thread ? d->cuStreamIsCapturing_ptsz : d->cuStreamIsCapturing;
     return ask != NULL && (ask(g->stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+static CUresult make(const struct carve_driver *d, struct carve_growth *growth) {
+    struct run *run = (struct run *)growth;
+    CUresult result = run->call(growth->graph, growth->stream);
+    run->ran = result == CUDA_SUCCESS && !captured(d, growth); /* else it has become part of another graph, and took nothing */
+    return result;
+}
+
+/* Under the lock, and together with the charge: whoever counts on its memory from now on finds that in force. */
+static void over(struct carve_state *s, struct carve_growth *growth) {
+    const struct run *run = (const struct run *)growth;
+    struct carve_graphs *g = &s->graphs;
+    if (!run->ran) {
+        return;
+    }
+    if (g->generation != run->generation) {
+        /* Others ran at the same time. Which of them the driver served last, and who has what, nobody knows. */
+        g->generation++;
+        g->last = NULL;
+        return;
+    }
+    struct carve_graph *one = find(g, growth->graph);
+    g->generation += g->last != growth->graph;
+    g->last = growth->graph;
+    if (one != NULL) {
+        one->generation = g->generation;
+    }
 }
 
 CUresult carve_graph_run(const struct carve_driver *d, CUgraphExec exec, CUstream stream, bool per_thread, carve_graph_call *call) {
@@ -220,7 +245,7 @@ CUresult carve_graph_run(const struct carve_driver *d, CUgraphExec exec, CUstrea
     if (s == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    struct run run = {.call = call, .growth = {.make = make, .captured = captured, .graph = exec, .stream = stream, .per_thread = per_thread}};
+    struct run run = {.call = call, .growth = {.make = make, .over = over, .captured = captured, .graph = exec, .stream = stream, .per_thread = per_thread}};
     carve_lock(&s->reserves.lock);
     struct carve_graph *one = find(&s->graphs, exec);
     int reserve = one != NULL ? one->reserve : -1;
@@ -228,22 +253,9 @@ CUresult carve_graph_run(const struct carve_driver *d, CUgraphExec exec, CUstrea
         run.growth.bytes = run.growth.most_bytes = one->most_bytes;
         /* It has its memory still if none other was launched since, and none was trimmed. */
         run.growth.steady = one->generation == s->graphs.generation;
+        run.generation = s->graphs.generation;
+        s->reserves.list[reserve].counting += run.growth.steady;
     }
     carve_unlock(&s->reserves.lock);
-    if (reserve < 0) {
-        return call(exec, stream);
-    }
-    CUresult result = carve_reserve_grow(d, s, reserve, &run.growth);
-    if (result == CUDA_SUCCESS && captured(d, &run.growth)) {
-        return result; /* it has become part of another graph, and took nothing */
-    }
-    carve_lock(&s->reserves.lock);
-    one = find(&s->graphs, exec);
-    if (one != NULL && result == CUDA_SUCCESS) {
-        s->graphs.generation += s->graphs.last != exec;
-        s->graphs.last = exec;
-        one->generation = s->graphs.generation;
-    }
-    carve_unlock(&s->reserves.lock);
-    return result;
+    return reserve < 0 ? call(exec, stream) : carve_reserve_grow(d, s, reserve, &run.growth);
 }

@@ -24,7 +24,7 @@ static int look_up(struct carve_reserves *list, CUmemoryPool pool, CUdevice devi
 static int add(struct carve_state *s, struct carve_reserve reserve) {
     struct carve_reserves *list = &s->reserves;
     uint32_t i = 0;
-    while (i < list->high && list->list[i].kind != 0) {
+    while (i < list->high && (list->list[i].kind != 0 || list->list[i].asking != 0)) {
         i++;
     }
     if (i == CARVE_MAX_RESERVES || !carve_slot(s)) {
@@ -69,8 +69,14 @@ static void trim(const struct carve_driver *d, struct carve_state *s, const stru
     }
 }
 
-/* Charges the figure as it is now, in the place of what was charged before, held, and admitted for it. */
+/* Charges the figure as it is now, in the place of what was charged before, held, and admitted for it. While a call
+ * counts on what is there all of that stays charged: another one, or a trim, may have taken it in between, and then the
+ * driver takes as much anew. */
 static void charge_figure(struct carve_state *s, struct carve_reserve *r, uint32_t now, uint32_t held, uint64_t admitted) {
+    if (CARVE_UNLIKELY(r->counting != 0)) {
+        uint64_t least = r->units + held + admitted;
+        now = now > least ? now : least > UINT32_MAX ? UINT32_MAX : (uint32_t)least;
+    }
     if (held != 0 || now != r->units || admitted != 0) {
         carve_keep(s, (unsigned)r->card, held, (int64_t)now - (int64_t)r->units - (int64_t)admitted);
         r->units = now;
@@ -109,7 +115,7 @@ static void make_room(const struct carve_driver *d, struct carve_state *s, unsig
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < s->reserves.high; i++) {
             struct carve_reserve *r = &s->reserves.list[i];
-            if (r->kind == 0 || r->card != (int)card || ((int)i == last) != (pass == 1) || r->units == 0 || r->alone) {
+            if (r->kind == 0 || r->card != (int)card || ((int)i == last) != (pass == 1) || r->units == 0 || r->alone || r->counting != 0) {
                 continue;
             }
             uint32_t room = carve_room(s, card);
@@ -185,7 +191,8 @@ static bool valid(const struct carve_reserve *r, const struct carve_growth *grow
 
 static bool in_flight(const struct carve_reserves *list, unsigned card) {
     for (uint32_t i = 0; i < list->high; i++) {
-        if (list->list[i].kind != 0 && list->list[i].card == (int)card && (list->list[i].flight != 0 || list->list[i].alone)) {
+        const struct carve_reserve *r = &list->list[i];
+        if (r->card == (int)card && (r->flight != 0 || r->alone || r->counting != 0)) {
             return true;
         }
     }
@@ -271,17 +278,24 @@ static bool account(const struct carve_driver *d, struct carve_state *s, struct 
 CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s, int reserve, struct carve_growth *growth) {
     struct carve_reserves *list = &s->reserves;
     struct carve_reserve *r = &list->list[reserve];
-    unsigned card = (unsigned)r->card;
     uint32_t admitted = 0;
-    for (;;) {
+    for (bool first = true;; first = false) {
         uint32_t held = 0;
         enum way way = HELD;
         bool captured = false;
+        carve_lock(&list->lock);
+        /* From here to the end the place is given to no other: if it is another's by now, that isn't valid. */
+        r->asking += first;
+        unsigned card = (unsigned)r->card;
+        uint32_t least = least_units(list, growth);
         if (CARVE_LIKELY(admitted == 0 && !growth->steady)) {
             held = hold(s, card, most_units(growth), most_units(growth));
-            captured = held == 0 && growth->captured(d, growth);
+            if (CARVE_UNLIKELY(held == 0)) {
+                carve_unlock(&list->lock);
+                captured = growth->captured(d, growth);
+                carve_lock(&list->lock);
+            }
         }
-        carve_lock(&list->lock);
         if (CARVE_UNLIKELY(r->alone)) {
             wait_for_flights(list, card);
         }
@@ -291,6 +305,8 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
         bool good = valid(r, growth);
         if (CARVE_UNLIKELY(!good || way == NO_ROOM)) {
             r->alone = way != ALONE && r->alone;
+            r->counting -= growth->steady;
+            r->asking -= !good;
             carve_unlock(&list->lock);
             if (held != 0 || admitted != 0) {
                 carve_keep(s, card, held, -(int64_t)admitted);
@@ -308,12 +324,17 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
             carve_lock(&list->lock);
             bool fits = true;
             r->flight -= own;
+            r->counting -= growth->steady;
+            if (growth->over != NULL) {
+                growth->over(s, growth);
+            }
             r->alone = way != ALONE && r->alone;
             if (CARVE_LIKELY(r->kind != 0 && r->pool == growth->pool)) { /* also if it was destroyed meanwhile, and is in use */
                 fits = account(d, s, r, growth, held, admitted, result == CUDA_SUCCESS && !captured && !r->doomed);
             } else {
                 carve_keep(s, card, held, -(int64_t)admitted);
             }
+            r->asking -= fits;
             carve_unlock(&list->lock);
             CARVE_STEP("reserve-charged");
             if (CARVE_LIKELY(fits)) {
@@ -328,10 +349,13 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
             carve_unlock(&list->lock);
         }
         /* Once more, with patience for other processes, and for what dead ones had. */
-        if (admitted != 0 || !carve_admit(s, card, least_units(list, growth), growth->bytes)) {
+        if (admitted != 0 || !carve_admit(s, card, least, growth->bytes)) {
+            carve_lock(&list->lock);
+            r->asking--;
+            carve_unlock(&list->lock);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        admitted = least_units(list, growth);
+        admitted = least;
     }
 }
 

@@ -49,8 +49,12 @@ struct carve_growth {
     void (*undo)(const struct carve_driver *d, struct carve_growth *growth);
     /* Whether the call takes no memory now, since its stream is being captured. */
     bool (*captured)(const struct carve_driver *d, const struct carve_growth *growth);
+    /* The driver has answered; the lock is held. NULL: nothing to do. */
+    void (*over)(struct carve_state *s, struct carve_growth *growth);
     uint64_t most_bytes; /* the most that the reserve can grow by; 0: by bytes, in steps of a pool */
-    bool steady;         /* nothing is expected to be taken */
+    /* Nothing is expected to be taken, since the reserve has it. Whoever sets it has counted the call in the reserve's
+     * counting, under the lock under which that was seen; carve_reserve_grow counts it out. */
+    bool steady;
     /* what make and undo work on */
     CUdeviceptr *pointer;
     CUmemoryPool pool;

@@ -158,6 +158,8 @@ struct carve_reserve {
     CUmemoryPool pool; /* NULL: what graphs of the device have */
     uint32_t units;    /* charged: the figure as it was read last */
     uint32_t flight;   /* held by threads that ask the driver at this moment */
+    uint32_t asking;   /* threads on the way to the driver and back: the place is given to no other, free or not */
+    uint32_t counting; /* of them such as hold nothing, since what they need is there: see carve_growth.steady */
     CUdevice device;
     int8_t card;
     uint8_t kind;      /* CARVE_RESERVE_*; 0: free place */

@@ -93,6 +93,7 @@ stepped() {
     run "$name" "$here/inside.sh" "$folder/libcarve-cuda-steps.so" "$plain_nvml" "soft:$root" - "$@"
 }
 stepped "robustness" "$(realpath "$folder/robust_test")"
+stepped "reserves, interrupted" "$folder/reserve_test"
 for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     on_soft "loader" "$driver" env TWIN=1 "$folder/loader_test"
     # Not with sanitizers, whose runtime the linked programs would need.

@@ -38,4 +38,5 @@ stub "threads that allocate and free" share_test threads
 stub "the library opened and closed by threads" process_test reopened
 over_soft "threads over the software GPU" soft_test threads
 over_soft "threads that launch, capture, and lose contexts" robust_test threads
+over_soft "graphs, pools and blocks in threads" reserve_test threads
 [ "$failed" = 0 ]
