@@ -6,6 +6,9 @@ const (
 	// sold is the part of a card that is handed out under contention: switching
 	// between processes costs the rest.
 	soldPPM = 980_000
+	// restPPM is the part of a card that is sure for all tenants without shares of their
+	// own together.
+	restPPM = 5_000
 	// demandLasts is how long after its last sign of work a process still takes
 	// part in the division.
 	demandLasts = int64(200 * time.Millisecond)
@@ -106,8 +109,12 @@ func (p *Process) demanding(now int64) bool {
 
 // Tenant is a container with a share of the card.
 type Tenant struct {
-	// SharePPM is what it was granted, 1 to 1,000,000.
+	// SharePPM is what it was granted, 1 to 1,000,000; of one without a share of its
+	// own, what it has at the moment, which Tick sets.
 	SharePPM uint32
+	// Rest has no share of its own: it gets what others leave, and restPPM at least,
+	// with all like it together. It is elastic.
+	Rest bool
 	// Elastic shares are a guarantee and may borrow; others are a cap.
 	Elastic bool
 	// Low priority launches nothing while a tenant of high priority has work, but for
@@ -166,6 +173,7 @@ func (c *Card) Pace() (newest Point, contexts, most int) {
 // at once, in a fraction of a millisecond, since a turn is being handed over.
 func (c *Card) Tick(now int64) (again bool) {
 	c.look(now)
+	c.shareRest(now)
 	var demanded uint64
 	for _, t := range c.Tenants {
 		if t.demanding(now) {
@@ -188,6 +196,36 @@ func (c *Card) Tick(now int64) (again bool) {
 		return false
 	}
 	return c.giveTurns(now, lowWaits)
+}
+
+// shareRest says what is sure for tenants without shares of their own: of what nobody
+// was granted as much as each elastic tenant that works can hope for, but never nothing.
+// What they use beyond that they borrow.
+func (c *Card) shareRest(now int64) {
+	var granted, elastic, rest uint64
+	for _, t := range c.Tenants {
+		if !t.Rest {
+			granted += uint64(t.SharePPM)
+		}
+		switch {
+		case !t.demanding(now):
+		case t.Rest:
+			rest++
+		case t.Elastic:
+			elastic++
+		}
+	}
+	left := soldPPM - min(granted, soldPPM)
+	for _, t := range c.Tenants {
+		if !t.Rest {
+			continue
+		}
+		n := rest
+		if !t.demanding(now) {
+			n++ // should it begin
+		}
+		t.SharePPM = uint32(max(left/(n+elastic), restPPM/n, 1))
+	}
 }
 
 // lowWaits says that tenants of low priority may not launch now, since one of high

@@ -305,3 +305,45 @@ func TestTruthThatIsMissing(t *testing.T) {
 		t.Errorf("then by %d, want %d", got, want)
 	}
 }
+
+// Who has no share of its own has a part of what nobody was granted, and some of the card
+// where all of it was.
+func TestWithoutAShare(t *testing.T) {
+	for _, c := range []struct {
+		granted      []uint32
+		elastic      bool
+		others, want uint32
+	}{
+		{[]uint32{300_000}, false, 1, 680_000},
+		{[]uint32{300_000}, false, 2, 340_000},
+		{[]uint32{300_000, 400_000}, true, 2, 70_000}, // each of four
+		{[]uint32{980_000}, false, 2, 2_500},
+		{[]uint32{1_000_000}, true, 1, 5_000},
+	} {
+		card := NewCard(Config{})
+		for _, share := range c.granted {
+			tenant, p := one(share, c.elastic)
+			p.Now.Waiting = true
+			card.Tenants = append(card.Tenants, tenant)
+		}
+		var others []*Tenant
+		for range c.others {
+			tenant, p := one(0, true)
+			tenant.Rest = true
+			p.Now.Waiting = true
+			others = append(others, tenant)
+		}
+		idle, _ := one(0, true)
+		idle.Rest = true
+		card.Tenants = append(append(card.Tenants, others...), idle)
+		card.Tick(ms)
+		for _, o := range others {
+			if o.SharePPM != c.want {
+				t.Errorf("beside %v (elastic %v) one of %d has %d, want %d", c.granted, c.elastic, c.others, o.SharePPM, c.want)
+			}
+		}
+		if idle.SharePPM == 0 || idle.SharePPM >= c.want {
+			t.Errorf("beside %v one that may begin has %d, those that work %d", c.granted, idle.SharePPM, c.want)
+		}
+	}
+}

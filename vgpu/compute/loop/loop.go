@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/carve-gpu/carve/vgpu/compute"
@@ -70,13 +71,15 @@ type Share struct {
 type CardShare struct {
 	// UUID is the card's.
 	UUID string
-	// SharePPM is in millionths; 0 for a container without a share of its own, which
-	// isn't held back.
+	// SharePPM is in millionths; 0 for a container without a share of its own. It isn't
+	// held back, unless others have shares of the card: then it gets what they leave.
 	SharePPM uint32
 	// Elastic shares may borrow.
 	Elastic bool
 	// Low priority waits while one of high priority has work.
 	Low bool
+
+	rest bool // it has none, and others have
 }
 
 // Config is what a Loop is made of.
@@ -146,15 +149,11 @@ func (l *Loop) Run(ctx context.Context) {
 // refresh brings the cards and seats to the shares that run now.
 func (l *Loop) refresh(now int64) {
 	wanted := map[Key]bool{}
-	shares := l.Shares()
+	shares := withRest(l.Shares())
 	l.meter.keep(shares)
 	l.watch(shares)
 	for _, s := range shares {
-		divided := false
-		for _, c := range s.Cards {
-			divided = divided || c.SharePPM != 0
-		}
-		if !divided {
+		if !slices.ContainsFunc(s.Cards, CardShare.divided) {
 			continue
 		}
 		wanted[s.Key] = true
@@ -176,6 +175,9 @@ func (l *Loop) refresh(now int64) {
 	}
 	for key, s := range l.seats {
 		if !wanted[key] {
+			if err := s.free(); err != nil {
+				l.Log.Warn("a container without a share of compute stays held to what others left, for some seconds", "uid", key.UID, "container", key.Container, "error", err)
+			}
 			l.leave(s)
 		}
 	}
@@ -184,6 +186,29 @@ func (l *Loop) refresh(now int64) {
 			delete(l.faults, key)
 		}
 	}
+}
+
+// divided says that the container's compute of a card is held to something.
+func (c CardShare) divided() bool { return c.SharePPM != 0 || c.rest }
+
+// withRest finds out which containers without a share of a card are on one of which
+// others have shares.
+func withRest(shares []Share) []Share {
+	granted := map[string]bool{}
+	for _, s := range shares {
+		for _, c := range s.Cards {
+			granted[c.UUID] = granted[c.UUID] || c.SharePPM != 0
+		}
+	}
+	out := slices.Clone(shares)
+	for i := range out {
+		out[i].Cards = slices.Clone(out[i].Cards)
+		for j := range out[i].Cards {
+			c := &out[i].Cards[j]
+			c.rest = c.SharePPM == 0 && granted[c.UUID]
+		}
+	}
+	return out
 }
 
 // say reports a fault of a share's files once, until it changes.

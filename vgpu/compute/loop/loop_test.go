@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -225,8 +226,9 @@ type scene struct {
 	away []time.Duration
 	// events happen at times after the beginning.
 	events map[time.Duration]func(tenants []*tenant)
-	low    map[int]bool // tenants of low priority
-	gone   map[int]bool // tenants that are ended by an event
+	low    map[int]bool          // tenants of low priority
+	gone   map[int]bool          // tenants that are ended by an event
+	leaves map[int]time.Duration // when the agent hears that they are gone
 }
 
 type blindDriver struct{}
@@ -285,7 +287,15 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 		}
 		l := loop.New(loop.Config{
 			Clock: clock, Mode: sc.mode, Seed: seed, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-			Shares: func() []loop.Share { return shares },
+			Shares: func() []loop.Share {
+				var running []loop.Share
+				for i, s := range shares {
+					if at, leaves := sc.leaves[i]; !leaves || soft.clock.Now() < begin+int64(at) {
+						running = append(running, s)
+					}
+				}
+				return running
+			},
 			Driver: func() loop.Driver {
 				if sc.blind {
 					return blindDriver{}
@@ -302,7 +312,7 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 		if i+1 >= len(sc.away) {
 			for i, one := range tenants {
 				used, known := l.Used(one.share.Key, soft.card)
-				if known == sc.blind && len(sc.away) == 0 {
+				if _, left := sc.leaves[i]; known == sc.blind && len(sc.away) == 0 && !left {
 					t.Errorf("what %s used is known: %v", one.share.UID, known)
 				}
 				// Whole percents are rounded down, and the newest period may not be told.
@@ -456,6 +466,75 @@ func TestLowPriorityWaits(t *testing.T) {
 	r = run(t, members, 1, scene{plan: plan{time.Second, time.Second, 1}, low: map[int]bool{0: true}})
 	if got := points(r.Windows[0][0]); got < 28 {
 		t.Errorf("alone on the card it has %.1f of 30 points", got)
+	}
+}
+
+// Containers without a share have what others leave: those with one get it beside them.
+func TestSharesBesidePrograms(t *testing.T) {
+	without := sim.Member{Elastic: true, Rest: true, Program: sim.Program{Means: []int64{sim.Millisecond}, Streams: 1}}
+	for name, c := range map[string]struct {
+		fixed  bool
+		shares []uint32
+		mode   compute.Mode
+		blind  bool
+		away   []time.Duration
+	}{
+		"fixed":                     {fixed: true, shares: []uint32{300_000, 400_000}},
+		"elastic":                   {shares: []uint32{300_000, 400_000}},
+		"one":                       {fixed: true, shares: []uint32{600_000}},
+		"nothing left":              {fixed: true, shares: []uint32{580_000, 400_000}},
+		"by turns":                  {fixed: true, shares: []uint32{300_000, 400_000}, mode: compute.Turns},
+		"without the driver's word": {fixed: true, shares: []uint32{300_000, 400_000}, blind: true},
+		"an agent that starts anew": {fixed: true, shares: []uint32{300_000, 400_000}, away: []time.Duration{3500 * time.Millisecond, 0, 4500 * time.Millisecond, 50 * time.Millisecond}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var members []sim.Member
+			left := 98.0
+			for i, share := range c.shares {
+				members = append(members, sim.Member{SharePPM: share, Elastic: !c.fixed, Program: two(false)[i].Program})
+				left -= float64(share) / 1e4
+			}
+			members = append(members, without, without)
+			r := run(t, members, 1, scene{plan: fiveSeconds, mode: c.mode, blind: c.blind, away: c.away})
+			within(t, members, r)
+			one, other := points(r.Windows[len(members)-2][0]), points(r.Windows[len(members)-1][0])
+			if c.fixed && one+other < left-sim.Goal || one < left/5 || other < left/5 || one == 0 || other == 0 {
+				t.Errorf("two without a share have %.1f and %.1f of the %.1f points that are left", one, other, left)
+			}
+		})
+	}
+}
+
+// Where nobody has a share nobody is held to anything, and when somebody with one goes.
+func TestNobodyHasAShare(t *testing.T) {
+	without := sim.Member{Elastic: true, Rest: true, Program: sim.Program{Means: []int64{sim.Millisecond}, Streams: 1}}
+	members := []sim.Member{without, {SharePPM: 600_000, Program: without.Program}}
+	divided := map[string]uint64{}
+	look := func(when string) func([]*tenant) {
+		return func(tenants []*tenant) {
+			f, err := os.Open(tenants[0].share.Limits)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer f.Close()
+			b := make([]byte, 8) // carve_limits.compute
+			if _, err := f.ReadAt(b, 24); err != nil {
+				t.Error(err)
+			}
+			divided[when] = binary.LittleEndian.Uint64(b)
+		}
+	}
+	r := run(t, members, 1, scene{
+		plan: plan{3 * time.Second, time.Second, 1}, gone: map[int]bool{1: true}, leaves: map[int]time.Duration{1: 2 * time.Second},
+		events: map[time.Duration]func([]*tenant){
+			time.Second:             look("beside one"),
+			2 * time.Second:         func(tenants []*tenant) { syscall.Kill(tenants[1].pid, syscall.SIGKILL) },
+			2500 * time.Millisecond: look("alone"),
+		},
+	})
+	if got := points(r.Windows[0][0]); got < 97 || divided["beside one"] != 1 || divided["alone"] != 0 {
+		t.Errorf("%.1f points of the card; held to what is left: %v", got, divided)
 	}
 }
 

@@ -69,7 +69,7 @@ func (s *seat) failed() bool {
 // enter takes a seat at its cards.
 func (l *Loop) enter(s *seat, now int64) {
 	for i, share := range s.Cards {
-		if share.SharePPM == 0 {
+		if !share.divided() {
 			continue
 		}
 		c := l.cards[share.UUID]
@@ -79,13 +79,21 @@ func (l *Loop) enter(s *seat, now int64) {
 		}
 		m := &member{
 			seat: s, index: i, byName: map[region.Owner]*process{},
-			tenant: &compute.Tenant{SharePPM: share.SharePPM, Elastic: share.Elastic, Low: share.Low},
+			tenant: &compute.Tenant{SharePPM: share.SharePPM, Rest: share.rest, Elastic: share.Elastic || share.rest, Low: share.Low},
 		}
 		s.members = append(s.members, m)
 		c.members = append(c.members, m)
 		c.division.Tenants = append(c.division.Tenants, m.tenant)
 		c.activeAt, c.next = now, now
 	}
+}
+
+// free takes off what a container without any share of its own was held to.
+func (s *seat) free() error {
+	if slices.ContainsFunc(s.Cards, func(c CardShare) bool { return c.SharePPM != 0 }) {
+		return nil
+	}
+	return s.limits.Divide(false)
 }
 
 // leave gives a seat up. What it has stays in force.

@@ -21,7 +21,9 @@ const (
 type Member struct {
 	SharePPM uint32
 	Elastic  bool
-	Program  Program
+	// Rest is one without a share of its own; it is elastic.
+	Rest    bool
+	Program Program
 }
 
 // Window is what was seen of one tenant between two moments.
@@ -79,7 +81,7 @@ func Simulate(design Design, members []Member, seed uint64, from, length int64, 
 		t.streams = make([]stream, max(m.Program.Streams, 1))
 		t.account.costs = make([]C.struct_carve_cost, len(m.Program.Means))
 		t.process = &compute.Process{}
-		t.tenant = &compute.Tenant{SharePPM: m.SharePPM, Elastic: m.Elastic, Processes: []*compute.Process{t.process}}
+		t.tenant = &compute.Tenant{SharePPM: m.SharePPM, Elastic: m.Elastic, Rest: m.Rest, Processes: []*compute.Process{t.process}}
 		t.wake = m.Program.IdleUntil + t.random.Int64N(Millisecond)
 		t.waits, t.thinkAt = thinking, 0
 		s.agent.Tenants = append(s.agent.Tenants, t.tenant)

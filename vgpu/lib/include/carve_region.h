@@ -63,7 +63,7 @@ struct carve_limits_card {
     uint8_t uuid[16];       /* as cuDeviceGetUuid_v2 gives it: a card's, or a MIG instance's */
     uint64_t limit_bytes;   /* device memory, contexts included */
     uint64_t context_bytes; /* what one context costs on this card with this driver, as learnt; 0: not known */
-    uint32_t compute_ppm;   /* share of the card's compute in millionths; 0: no share of its own */
+    uint32_t compute_ppm;   /* share of the card's compute in millionths; 0: none of its own, terms alone count */
     uint32_t flags;         /* CARVE_CARD_* */
     uint32_t priority;      /* 0 is the highest */
     uint32_t reserved32;

@@ -7,6 +7,9 @@ enum { PROBES = 16 }; /* places of a function in the table of costs */
 #define LOOK_LEAST_NS 50000ull      /* between two looks at what is on the card, while a launch waits for that */
 #define LOOK_MOST_NS 1000000ull
 #define HEARTBEAT_LASTS_NS 100000000ull
+/* One without a share of its own keeps to what others left for so long: an agent that starts anew takes seconds, and
+ * what a program that is let go queues meanwhile is on the card for longer. */
+#define REST_LASTS_NS 10000000000ull
 
 /* -------------------------------------------------------------------------------------------- time */
 
@@ -32,7 +35,7 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
     const struct carve_compute_terms *mine = &c->terms[s->slot];
     const struct carve_limits_card *limits = &s->limits->banks[__atomic_load_n(&s->limits->generation, __ATOMIC_ACQUIRE) & 1].cards[card];
     uint32_t granted = __atomic_load_n(&limits->compute_ppm, __ATOMIC_RELAXED);
-    if (granted == 0 || granted > 1000000) {
+    if (granted > 1000000) {
         return false;
     }
     uint32_t flags = __atomic_load_n(&mine->flags, __ATOMIC_ACQUIRE), share = 0;
@@ -47,12 +50,18 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
     /* Nobody keeps a gate shut, or lends, but an agent that looks. */
     if (now > heartbeat && now - heartbeat > HEARTBEAT_LASTS_NS) {
         flags = 0;
+        if (granted == 0 && now - heartbeat > REST_LASTS_NS) {
+            share = 0;
+        }
+    }
+    if (granted == 0 && (share == 0 || share > 1000000)) {
+        return false; /* no share of its own, and no agent that says what others leave */
     }
     uint64_t ahead = __atomic_load_n(&c->ahead_ns, __ATOMIC_RELAXED);
     *terms = (struct carve_terms){
         .share_ppm = share == 0 || share > 1000000 ? granted : share,
         .gate = flags & CARVE_TERMS_GATE,
-        .elastic = (__atomic_load_n(&limits->flags, __ATOMIC_RELAXED) & CARVE_CARD_COMPUTE_FIXED) == 0,
+        .elastic = granted == 0 || (__atomic_load_n(&limits->flags, __ATOMIC_RELAXED) & CARVE_CARD_COMPUTE_FIXED) == 0,
         .borrow = (flags & CARVE_TERMS_BORROW) != 0,
         .correction = correction,
         .truth_ns = __atomic_load_n(&c->truth_ns, __ATOMIC_RELAXED),

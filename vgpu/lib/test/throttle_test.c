@@ -443,6 +443,44 @@ static void many_flights(void) {
     check(s->throttles[0]->flying == 0 && s->throttles[0]->credit.outstanding == 0, "with more launches at once than can be followed nothing is lost");
 }
 
+/* Without a share of its own a process has what an agent says that others leave, and is free without one. */
+static void without_a_share(void) {
+    struct carve_state *s = fresh(0);
+    struct carve_terms terms;
+    uint64_t held = 0;
+    for (int i = 0; i < 20; i++) {
+        held += launch(s, 1, 0, 10 * MS, CUDA_SUCCESS);
+    }
+    check(held == 0, "without a share, and without an agent, nothing is held back");
+    rest(s, SECOND);
+    struct carve_throttle *t = s->throttles[0];
+    cards[0].terms[0] = (struct carve_compute_terms){.share_ppm = 100000, .flags = t->owner};
+    bool good = true;
+    uint64_t begin = now_is, work = 0;
+    while (now_is < begin + 5 * SECOND) {
+        cards[0].heartbeat_ns = now_is;
+        launch(s, 1, 0, 10 * MS, CUDA_SUCCESS);
+        work += 10 * MS;
+    }
+    double part = 100.0 * (double)work / (double)(now_is - begin);
+    check(part > 9 && part < 12, "where others leave 10 %% it has %.1f", part);
+    rest(s, SECOND);
+    cards[0].terms[0].flags = carve_terms_owner(77, 1, 2);
+    cards[0].heartbeat_ns = now_is;
+    good &= !read_terms(s, 0, t, now_is, &terms);
+    check(good, "what is said of another process isn't its own");
+    cards[0].terms[0].flags = t->owner | CARVE_TERMS_BORROW;
+    good = read_terms(s, 0, t, now_is, &terms) && terms.borrow && terms.elastic;
+    now_is += 2 * HEARTBEAT_LASTS_NS;
+    good &= read_terms(s, 0, t, now_is, &terms) && !terms.borrow && terms.share_ppm == 100000;
+    now_is += REST_LASTS_NS;
+    good &= !read_terms(s, 0, t, now_is, &terms);
+    check(good, "after an agent that is silent it keeps to that for a while, and is free then");
+    cards[0].heartbeat_ns = now_is;
+    cards[0].terms[0].share_ppm = 1000001;
+    check(!read_terms(s, 0, t, now_is, &terms), "a share that is none is none");
+}
+
 /* What an agent leaves that dies within an update, at each of its stores: see SetTerms in vgpu/region. */
 static void half_written_terms(void) {
     struct carve_state *s = fresh(300000);
@@ -509,5 +547,6 @@ int main(void) {
     long_times();
     many_flights();
     half_written_terms();
+    without_a_share();
     return tap_done();
 }
