@@ -49,6 +49,8 @@ const (
 	cardComputePPMAt = 32
 	cardFlagsAt      = 36
 	cardPriorityAt   = 40
+	cardMPSPercentAt = 44
+	cardProcessorsAt = 48
 
 	liveBytes              = 64
 	liveResidualAt         = 0

@@ -47,6 +47,7 @@ func TestEveryNumberIsTheHeaders(t *testing.T) {
 		at("carve_limits_card", "uuid", cardUUIDAt), at("carve_limits_card", "limit_bytes", cardLimitAt),
 		at("carve_limits_card", "context_bytes", cardContextAt), at("carve_limits_card", "compute_ppm", cardComputePPMAt),
 		at("carve_limits_card", "flags", cardFlagsAt), at("carve_limits_card", "priority", cardPriorityAt),
+		at("carve_limits_card", "mps_percent", cardMPSPercentAt), at("carve_limits_card", "multiprocessors", cardProcessorsAt),
 
 		size("carve_limits_live", liveBytes),
 		at("carve_limits_live", "residual_bytes", liveResidualAt),

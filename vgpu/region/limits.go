@@ -51,6 +51,12 @@ type Card struct {
 	Oversell bool
 	// Priority is the class of the container on the card, 0 the highest.
 	Priority uint32
+	// MPSPercent says that programs use the card as clients of MPS, with that percentage of its
+	// multiprocessors, and not otherwise; 0: they aren't clients. ComputePPM is 0 with it, since MPS holds
+	// them.
+	MPSPercent uint32
+	// Multiprocessors is how many the whole card has, with MPSPercent; 0: not known.
+	Multiprocessors uint32
 }
 
 // ManagedPolicy is what becomes of a program's managed memory.
@@ -97,6 +103,9 @@ func (l Limits) Validate() error {
 		}
 		if c.Managed > ManagedForbid {
 			return fmt.Errorf("limits: card %s: managed memory policy %d: want 0 to %d", c.UUID, c.Managed, ManagedForbid)
+		}
+		if c.MPSPercent > 100 || c.MPSPercent != 0 && c.ComputePPM != 0 {
+			return fmt.Errorf("limits: card %s: %d percent of MPS beside %d ppm of compute: want at most 100, and one of them", c.UUID, c.MPSPercent, c.ComputePPM)
 		}
 	}
 	return nil
@@ -181,6 +190,8 @@ func putBank(bank []byte, generation uint64, l Limits) {
 		le.PutUint32(card[cardComputePPMAt:], c.ComputePPM)
 		le.PutUint32(card[cardFlagsAt:], cardFlags(c))
 		le.PutUint32(card[cardPriorityAt:], c.Priority)
+		le.PutUint32(card[cardMPSPercentAt:], c.MPSPercent)
+		le.PutUint32(card[cardProcessorsAt:], c.Multiprocessors)
 	}
 	le.PutUint64(bank[bankChecksumAt:], bankChecksum(bank))
 }
@@ -263,6 +274,9 @@ func decodeLimits(file []byte) (Limits, error) {
 			Managed:      managedPolicy(flags),
 			Oversell:     flags&cardOversell != 0,
 			Priority:     le.Uint32(card[cardPriorityAt:]),
+
+			MPSPercent:      le.Uint32(card[cardMPSPercentAt:]),
+			Multiprocessors: le.Uint32(card[cardProcessorsAt:]),
 		})
 		live := file[limitsLiveAt+i*liveBytes:][:liveBytes]
 		l.Live = append(l.Live, Live{

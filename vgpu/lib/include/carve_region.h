@@ -66,8 +66,13 @@ struct carve_limits_card {
     uint32_t compute_ppm;   /* share of the card's compute in millionths; 0: none of its own, terms alone count */
     uint32_t flags;         /* CARVE_CARD_* */
     uint32_t priority;      /* 0 is the highest */
+    /* 1 to 100: programs use the card as clients of MPS, which holds them to this part of its multiprocessors, and
+     * not otherwise; compute_ppm is 0 then. 0: they aren't clients. A library that doesn't know the field leaves it
+     * to MPS and to the card, which takes no process but its server. */
+    uint32_t mps_percent;
+    uint32_t multiprocessors; /* of the whole card; 0: not known */
     uint32_t reserved32;
-    uint64_t reserved[2];
+    uint64_t reserved;
 };
 
 /* What a resize changes. There are two banks; generation & 1 names the one in force. The writer fills the
@@ -249,6 +254,8 @@ CARVE_AT(carve_limits_card, context_bytes, 24);
 CARVE_AT(carve_limits_card, compute_ppm, 32);
 CARVE_AT(carve_limits_card, flags, 36);
 CARVE_AT(carve_limits_card, priority, 40);
+CARVE_AT(carve_limits_card, mps_percent, 44);
+CARVE_AT(carve_limits_card, multiprocessors, 48);
 
 _Static_assert(sizeof(struct carve_limits_bank) == 1088, "a bank is 17 cache lines");
 CARVE_AT(carve_limits_bank, checksum, 8);

@@ -195,6 +195,10 @@
     X(cuDevicePrimaryCtxReset_v2, "11.0", (CUdevice device), \
       "give back all in it", "-", "pass")
 
+#define CARVE_HOOKS_START(X) \
+    X(cuInit, "2.0", (unsigned int flags), \
+      "check that it is a client of MPS where it must be one", "-", "pass")
+
 #define CARVE_HOOKS_QUERY(X) \
     X(cuMemGetInfo, "2.0", (unsigned int *freeBytes, unsigned int *totalBytes), \
       "show the share", "-", "operating system error") \
@@ -258,6 +262,7 @@
     CARVE_HOOKS_SHARED(X)   \
     CARVE_HOOKS_GRAPH(X)    \
     CARVE_HOOKS_CONTEXT(X)  \
+    CARVE_HOOKS_START(X)    \
     CARVE_HOOKS_QUERY(X)
 
 /* Functions that the front calls and doesn't hook. */
@@ -276,7 +281,10 @@
     X(cuCtxGetCurrent)             \
     X(cuCtxGetDevice)              \
     X(cuCtxGetLimit)               \
+    X(cuDeviceGet)                 \
     X(cuDeviceGetAttribute)        \
+    X(cuDeviceGetCount)            \
+    X(cuDeviceGetExecAffinitySupport) \
     X(cuCtxPopCurrent_v2)          \
     X(cuCtxPushCurrent_v2)         \
     X(cuDeviceGetUuid)             \

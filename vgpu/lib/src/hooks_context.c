@@ -4,6 +4,9 @@
 #include "heaps.h"
 #include "throttle.h"
 #include "reserves.h"
+#include "start.h"
+
+static bool refused(void) { return CARVE_UNLIKELY(__atomic_load_n(&carve_start_refused, __ATOMIC_RELAXED) != 0); }
 
 /* The frame of each hook that creates a context by call. */
 #define CREATE(function, handle, device, primary, call)         \
@@ -15,6 +18,9 @@
         }                                                       \
         if ((handle) == NULL) {                                 \
             return d->call; /* the driver has an answer */      \
+        }                                                       \
+        if (refused()) {                                        \
+            return CUDA_ERROR_MPS_CONNECTION_FAILED;            \
         }                                                       \
         if (!carve_context_open(d, device, &opening)) {         \
             return CUDA_ERROR_OUT_OF_MEMORY;                    \
@@ -157,6 +163,9 @@ CARVE_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdev
     }
     if (green == NULL || (s != NULL && carve_primary_known(s, device))) {
         return d->cuGreenCtxCreate(green, resources, device, flags); /* part of what is charged already */
+    }
+    if (refused()) {
+        return CUDA_ERROR_MPS_CONNECTION_FAILED;
     }
     if (!carve_context_open(d, device, &opening)) {
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -127,6 +127,13 @@ void box_card_flags(unsigned card, uint32_t flags) {
     put_in_force(bank);
 }
 
+void box_mps(unsigned card, uint32_t percent, uint32_t multiprocessors) {
+    struct carve_limits_bank *bank = next_bank();
+    bank->cards[card].mps_percent = percent;
+    bank->cards[card].multiprocessors = multiprocessors;
+    put_in_force(bank);
+}
+
 void box_residual(unsigned card, uint64_t bytes) {
     __atomic_store_n(&limits->live[card].residual_bytes, bytes, __ATOMIC_SEQ_CST);
 }

@@ -22,6 +22,8 @@ void box_limit(unsigned card, uint64_t bytes);
 void box_context(unsigned card, uint64_t bytes);
 void box_flags(uint32_t flags);
 void box_card_flags(unsigned card, uint32_t flags);
+/* Programs are to be clients of MPS with that percentage of so many multiprocessors. */
+void box_mps(unsigned card, uint32_t percent, uint32_t multiprocessors);
 void box_residual(unsigned card, uint64_t bytes);
 /* The files as they are now. */
 struct carve_limits *box_limits(void);

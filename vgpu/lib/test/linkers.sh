@@ -121,10 +121,10 @@ for library in libcuda.so.1 libnvidia-ml.so.1; do
 done
 if command -v gdb > /dev/null; then
     gcc -O2 $defines "$here/linkers.c" -o "$work/program" -lcuda -lnvidia-ml -ldl
-    gdb -q -batch -ex 'break main' -ex run -ex 'info symbol cuInit' -ex 'info symbol cuMemAlloc_v2' -ex 'print &cudbgInjectionPath' \
+    gdb -q -batch -ex 'break main' -ex run -ex 'info symbol cuDriverGetVersion' -ex 'info symbol cuMemAlloc_v2' -ex 'print &cudbgInjectionPath' \
         "$work/program" > "$work/gdb" 2>&1
     # A debugger must come to the code and the variables that the program uses, whatever the twin lists.
-    check "gdb finds what isn't hooked in the driver" grep -q 'cuInit in section .text of /usr/lib/carve/driver/libcuda.so.1' "$work/gdb"
+    check "gdb finds what isn't hooked in the driver" grep -q 'cuDriverGetVersion in section .text of /usr/lib/carve/driver/libcuda.so.1' "$work/gdb"
     check "gdb says nothing bad of the twins" refuses grep -iE 'warning: |bad |corrupt|not in executable format' "$work/gdb"
     if [ -n "$defines" ]; then
         check "gdb finds variables where they are" sh -c "grep -q 'cudbgInjectionPath>' '$work/gdb'"

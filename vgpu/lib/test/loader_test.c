@@ -47,7 +47,7 @@ static bool in_front(void *address) {
 }
 
 static bool front_handle(void *handle) {
-    return handle != NULL && in_front(dlsym(handle, "cuMemAlloc_v2")) && dlsym(handle, "cuInit") != NULL && !in_front(dlsym(handle, "cuInit"));
+    return handle != NULL && in_front(dlsym(handle, "cuMemAlloc_v2")) && dlsym(handle, "cuDriverGetVersion") != NULL && !in_front(dlsym(handle, "cuDriverGetVersion"));
 }
 
 static int by_name(void *name) {
@@ -65,7 +65,7 @@ static int by_name(void *name) {
         dlclose(handle);
     }
     check(front_handle(dlopen("libcuda.so.1", RTLD_NOW)), "  closed and opened again it is the front");
-    check(front_handle(dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL)) && in_front(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2")) && dlsym(RTLD_DEFAULT, "cuInit") == dlsym(handle, "cuInit"),
+    check(front_handle(dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL)) && in_front(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2")) && dlsym(RTLD_DEFAULT, "cuDriverGetVersion") == dlsym(handle, "cuDriverGetVersion"),
           "  made global, its hooks are found first and the driver's functions behind it");
     return 0;
 }

@@ -135,6 +135,21 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     }
     return CUDA_SUCCESS;
 }
+/* Whether a context can be held to some multiprocessors: under MPS only. */
+CUresult cuDeviceGetExecAffinitySupport(int *supported, int type, CUdevice device) {
+    if (stub_card(device) < 0) {
+        return CUDA_ERROR_INVALID_DEVICE;
+    }
+    *supported = type == 0 && truth != NULL && truth->mps_client != 0;
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    if (stub_card(device) < 0 || attribute != CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT || truth == NULL || truth->multiprocessors == 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *value = (int)truth->multiprocessors;
+    return CUDA_SUCCESS;
+}
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) { return cuDeviceGetUuid_v2(uuid, device); }
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     if (bytes == NULL) {
@@ -555,7 +570,7 @@ static const struct entry entries[] = {
 #define X(name, release, ...) {#name, release, (void *)name},
     CARVE_CUDA_HOOKS(X)
 #undef X
-    {"cuInit", "2.0", (void *)cuInit}, {"cuCtxGetCurrent", "4.0", (void *)cuCtxGetCurrent},
+    {"cuCtxGetCurrent", "4.0", (void *)cuCtxGetCurrent},
 };
 
 static int number(const char *release) { return (int)(strtol(release, NULL, 10) * 1000 + strtol(strchr(release, '.') + 1, NULL, 10) * 10); }

@@ -20,6 +20,8 @@ struct stub_truth {
     uint64_t refuse_next; /* so many requests that the driver itself refuses */
     uint64_t calls;       /* of functions that allocate or free */
     uint64_t capturing;   /* streams are being captured */
+    uint32_t mps_client;      /* processes are clients of MPS */
+    uint32_t multiprocessors; /* that a client sees */
     uint64_t in_holes;    /* so many requests of pools find what is idle in pieces that are too small */
     /* by pid modulo STUB_PROCESSES: what the test gives back for a process that it killed */
     uint64_t by_process[STUB_PROCESSES][STUB_DEVICES];

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The hook of the start: a program that must be a client of MPS, and isn't, ends here instead of running without its
+ * limit. */
+#include "start.h"
+
+#include "limits.h"
+#include "state.h"
+
+uint32_t carve_start_refused;
+
+enum { SM_COUNT = 0 }; /* CU_EXEC_AFFINITY_TYPE_SM_COUNT */
+
+/* What drivers round a percentage up to differs by card: two multiprocessors, on some eight. */
+#define SM_STEP 8u
+
+/* The most multiprocessors that a client with that percentage sees; 0: it can't be told. */
+static uint32_t most(const struct carve_limits_card *card) {
+    uint64_t count = ((uint64_t)card->multiprocessors * card->mps_percent + 99) / 100;
+    count = (count + SM_STEP - 1) / SM_STEP * SM_STEP;
+    return count < card->multiprocessors ? (uint32_t)count : 0;
+}
+
+/* A context can be held to some multiprocessors under MPS only, so that is how a client is told; what MPS left of
+ * them is what the driver counts. */
+static bool held(const struct carve_driver *d, const struct carve_limits_card *card, CUdevice device) {
+    int supported = 0, count = 0;
+    if (d->cuDeviceGetExecAffinitySupport == NULL || d->cuDeviceGetExecAffinitySupport(&supported, SM_COUNT, device) != CUDA_SUCCESS || supported == 0) {
+        return false;
+    }
+    uint32_t allowed = most(card);
+    return allowed == 0 || (d->cuDeviceGetAttribute != NULL && d->cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) == CUDA_SUCCESS && count > 0 && (uint32_t)count <= allowed);
+}
+
+static bool any_client(const struct carve_limits_bank *bank) {
+    for (uint32_t i = 0; i < bank->card_count; i++) {
+        if (bank->cards[i].mps_percent != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The file is looked at and let go of: this process' state begins with its first context, not here. */
+static bool read_limits(struct carve_limits_bank *bank) {
+    const struct carve_limits *limits = carve_map_file(CARVE_LIMITS_AT, sizeof *limits, false);
+    if (limits == NULL) {
+        return false;
+    }
+    bool good = carve_limits_take(limits, bank);
+    carve_unmap((void *)limits, sizeof *limits);
+    return good;
+}
+
+/* The driver is asked even where the variables are there: they are the program's. */
+static bool all_held(const struct carve_driver *d) {
+    struct carve_limits_bank bank;
+    int devices = 0;
+    if (!read_limits(&bank) || !any_client(&bank)) {
+        return true; /* without limits nothing is to be had anyway */
+    }
+    if (d->cuDeviceGetCount == NULL || d->cuDeviceGet == NULL || d->cuDeviceGetCount(&devices) != CUDA_SUCCESS) {
+        return false;
+    }
+    for (int i = 0; i < devices; i++) {
+        CUdevice device;
+        CUuuid uuid;
+        CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+        if (d->cuDeviceGet(&device, i) != CUDA_SUCCESS) {
+            return false;
+        }
+        if (d->cuDeviceGetUuid_v2 != NULL) {
+            result = d->cuDeviceGetUuid_v2(&uuid, device);
+        }
+        if (result != CUDA_SUCCESS && d->cuDeviceGetUuid != NULL) {
+            result = d->cuDeviceGetUuid(&uuid, device);
+        }
+        int card = result == CUDA_SUCCESS ? carve_limits_find(&bank, uuid.bytes) : -1;
+        /* On a card that the limits don't name nothing can be had. */
+        if (card >= 0 && bank.cards[card].mps_percent != 0 && !held(d, &bank.cards[card], device)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+CARVE_EXPORT CUresult cuInit(unsigned int flags) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuInit == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUresult result = d->cuInit(flags);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    bool good = all_held(d);
+    /* The driver has started all the same: contexts are refused from here on, too. */
+    __atomic_store_n(&carve_start_refused, good ? 0 : 1, __ATOMIC_RELAXED);
+    return good ? CUDA_SUCCESS : CUDA_ERROR_MPS_CONNECTION_FAILED;
+}
