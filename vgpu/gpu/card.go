@@ -32,6 +32,8 @@ type Card struct {
 	// MemoryBytes is the card's memory; ReservedBytes the part of it that the
 	// driver keeps for itself (0 before R510, which doesn't say).
 	MemoryBytes, ReservedBytes uint64
+	// Multiprocessors is how many it has, 0 where that isn't known.
+	Multiprocessors int
 	// MIGMode is "enabled", "disabled", or empty where the card has none.
 	MIGMode string
 	// Persistence is "enabled", "disabled", or empty where the driver doesn't

@@ -100,6 +100,7 @@ func (d *Driver) card(index int) (gpu.Card, error) {
 		return c, fault("read PCI address", r)
 	}
 	c.PCIBusID = busID(pci)
+	c.Multiprocessors = d.multiprocessors(dev)
 	m, err := d.memory(dev)
 	if err != nil {
 		return c, err

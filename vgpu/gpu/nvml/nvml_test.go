@@ -39,6 +39,7 @@ const softDir = "../../soft"
 type reply struct {
 	Inventory gpu.Inventory
 	Sample    gpu.Sample
+	Mode      gpu.ComputeMode
 	Error     string
 	Took      time.Duration
 }
@@ -57,6 +58,14 @@ func answer(root string) {
 		start := time.Now()
 		if uuid, ok := strings.CutPrefix(lines.Text(), "sample "); ok {
 			r.Sample, err = d.Sample(uuid)
+		} else if uuid, ok := strings.CutPrefix(lines.Text(), "mode "); ok {
+			uuid, mode, set := strings.Cut(uuid, " ")
+			if set {
+				err = d.SetComputeMode(uuid, gpu.ComputeMode(mode))
+			}
+			if err == nil {
+				r.Mode, err = d.ComputeMode(uuid)
+			}
 		} else {
 			r.Inventory, err = d.Inventory()
 		}
@@ -157,6 +166,31 @@ func TestInventoryOfEachDriverBranch(t *testing.T) {
 				t.Errorf("an idle card's load: %+v", l)
 			}
 		})
+	}
+}
+
+func TestComputeModeAndMultiprocessors(t *testing.T) {
+	r := newSoftRoot(t, "--card", "a100-80", "--card", "t4", "--card", "h100")
+	cards := r.cards()
+	for i, want := range []int{108, 40, 132} {
+		if got := cards[i].Multiprocessors; got != want {
+			t.Errorf("%s has %d multiprocessors, want %d", cards[i].Model, got, want)
+		}
+	}
+	uuid := cards[0].UUID
+	if a := r.ask("mode " + uuid); a.Error != "" || a.Mode != gpu.ComputeDefault {
+		t.Errorf("at first: %+v", a)
+	}
+	for _, mode := range []gpu.ComputeMode{gpu.ComputeExclusiveProcess, gpu.ComputeProhibited, gpu.ComputeDefault} {
+		if a := r.ask("mode " + uuid + " " + string(mode)); a.Error != "" || a.Mode != mode {
+			t.Errorf("set to %s: %+v", mode, a)
+		}
+	}
+	if a := r.ask("mode " + uuid + " other"); !strings.Contains(a.Error, "no such mode") {
+		t.Errorf("an unknown mode: %+v", a)
+	}
+	if a := r.ask("mode GPU-none"); a.Error == "" {
+		t.Errorf("of a card that isn't there: %+v", a)
 	}
 }
 
