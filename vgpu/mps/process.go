@@ -1,0 +1,136 @@
+package mps
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// procDir is where processes are listed, all of the node's.
+const procDir = "/proc"
+
+// ownName begins the names of MPS's programs, as /proc has them: 15 bytes at most.
+const ownName = "nvidia-cuda-mps"
+
+// cardMark names the card in the environment of its daemon, which the servers inherit.
+// By it processes are found of which no file tells.
+const cardMark = "CARVE_MPS_CARD"
+
+// processOf is the process that has a pid now; an error wraps os.ErrNotExist where none
+// has, or one that is dead and not yet waited for.
+func processOf(pid int) (Process, error) {
+	b, err := os.ReadFile(fmt.Sprintf("%s/%d/stat", procDir, pid))
+	if err != nil {
+		return Process{}, err
+	}
+	// The name stands in brackets and may have any byte in it.
+	at := bytes.LastIndexByte(b, ')')
+	fields := strings.Fields(string(b[at+1:]))
+	const state, start = 0, 19 // fields 3 and 22 of the line
+	if at < 0 || len(fields) <= start {
+		return Process{}, fmt.Errorf("read %s/%d/stat: %q", procDir, pid, b)
+	}
+	if fields[state] == "Z" || fields[state] == "X" {
+		return Process{}, fmt.Errorf("process %d has ended: %w", pid, os.ErrNotExist)
+	}
+	n, err := strconv.ParseUint(fields[start], 10, 64)
+	if err != nil {
+		return Process{}, fmt.Errorf("read %s/%d/stat: %w", procDir, pid, err)
+	}
+	return Process{pid, n}, nil
+}
+
+// lives reports whether it hasn't ended.
+func (p Process) lives() bool {
+	now, err := processOf(p.PID)
+	return err == nil && now == p
+}
+
+// isOurs reports whether a process is one of MPS's programs.
+func (p Process) isOurs() bool {
+	name, err := os.ReadFile(fmt.Sprintf("%s/%d/comm", procDir, p.PID))
+	return err == nil && strings.HasPrefix(string(name), ownName) && p.lives()
+}
+
+// kill ends a process for sure, and nobody else that has its pid by now.
+func (p Process) kill() error {
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("end process %d: %w", p.PID, err)
+	}
+	defer unix.Close(fd)
+	if !p.lives() { // asked after the descriptor is there: it is of this process or none
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("end process %d: %w", p.PID, err)
+	}
+	return nil
+}
+
+// marked finds the processes of a card's daemon, the servers among them.
+func marked(uuid string) []Process {
+	entries, err := os.ReadDir(procDir)
+	if err != nil {
+		return nil
+	}
+	want := []byte(cardMark + "=" + uuid)
+	var out []Process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		p, err := processOf(pid)
+		if err != nil || !p.isOurs() {
+			continue
+		}
+		env, err := os.ReadFile(fmt.Sprintf("%s/%d/environ", procDir, pid))
+		if err != nil {
+			continue
+		}
+		for _, v := range bytes.Split(env, []byte{0}) {
+			if bytes.Equal(v, want) && p.lives() {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// gone waits until none of the processes lives, and returns those that still do when
+// ctx ends.
+func gone(ctx context.Context, all []Process) []Process {
+	for {
+		var left []Process
+		for _, p := range all {
+			if p.lives() {
+				left = append(left, p)
+			}
+		}
+		if len(left) == 0 || !pause(ctx, 10*time.Millisecond) {
+			return left
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
