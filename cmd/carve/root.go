@@ -83,7 +83,7 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 		newCordonCommand(), newUncordonCommand(), newResizeCommand(),
 		newDoctorCommand(),
 	)
-	add("cluster", newNodeCommand(), newExtenderCommand())
+	add("cluster", newNodeCommand(), newExtenderCommand(), newMPSCommand())
 	addCompletion(root)
 	markUsageErrors(root)
 	return root
