@@ -20,6 +20,8 @@ const (
 	containerLimits  = "/usr/lib/carve/limits"
 	containerUsage   = "/usr/lib/carve/usage"
 	containerDriver  = "/usr/lib/carve/driver"
+	// containerMPS is where clients of MPS find their card's daemon.
+	containerMPS = "/usr/lib/carve/mps"
 	// containerSoftware is where the software GPU's libraries look for its
 	// state.
 	containerSoftware = "/usr/lib/softgpu"
@@ -64,14 +66,39 @@ type Slice struct {
 	// Cards are the device nodes of the cards.
 	Cards []gpu.DeviceNode
 	// LimitsPath and UsagePath are the two files on the node. They are empty
-	// for a container with whole cards, which gets the driver as it is.
+	// for a container with whole cards or slices of their time, which gets the
+	// driver as it is.
 	LimitsPath, UsagePath string
+	// MPS is set for a container whose processes are clients of a card's MPS daemon.
+	MPS *MPS
 	// MayBePrivileged lets a container that may open every device hold a share,
 	// whose limits then are advice.
 	MayBePrivileged bool
 }
 
-// Share reports whether the slice is part of a card.
+// MPS is what makes a container's processes clients of its card's daemon.
+type MPS struct {
+	// PipePath and ShmPath are the daemon's folders on the node. The second becomes
+	// the container's /dev/shm: daemon and clients exchange memory there.
+	PipePath, ShmPath string
+	// Percent is of the card's multiprocessors, 1 to 100; MemMiB bounds the device
+	// memory of each process.
+	Percent int
+	MemMiB  int64
+}
+
+// env are the variables that NVIDIA's library reads. They say what is wanted and hold
+// nobody: the limits file does, and the card, which takes no process but the daemon's.
+func (m MPS) env() []string {
+	return []string{
+		"CUDA_MPS_PIPE_DIRECTORY=" + containerMPS,
+		fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", m.Percent),
+		// Of the container's only card.
+		fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", m.MemMiB),
+	}
+}
+
+// Share reports whether the slice is part of a card to which the front library holds it.
 func (s Slice) Share() bool { return s.LimitsPath != "" }
 
 // Mark is what containers with this slice are marked with.
@@ -142,6 +169,12 @@ func Adjust(c Container, s *Slice, d Driver) (Edits, error) {
 			private(),
 			readOnly(s.LimitsPath, containerLimits),
 			bind(s.UsagePath, containerUsage, "rw", "noexec"))
+	}
+	if s.MPS != nil {
+		e.Env = append(e.Env, s.MPS.env()...)
+		e.Mounts = append(e.Mounts,
+			bind(s.MPS.PipePath, containerMPS, "rw", "noexec"),
+			bind(s.MPS.ShmPath, "/dev/shm", "rw", "noexec"))
 	}
 	if d.SoftwareState != "" {
 		e.Mounts = append(e.Mounts, bind(d.SoftwareState, containerSoftware, "rw", "noexec"))

@@ -55,6 +55,8 @@ func testContainer() Container {
 func TestAdjustGolden(t *testing.T) {
 	whole := testShare()
 	whole.LimitsPath, whole.UsagePath = "", ""
+	client := testShare()
+	client.MPS = &MPS{PipePath: "/run/carve/mps/GPU-a/pipe", ShmPath: "/run/carve/mps/GPU-a/shm", Percent: 30, MemMiB: 8000}
 	software := testDriver()
 	software.SoftwareState = "/softroot/softgpu"
 	cases := map[string]struct {
@@ -64,6 +66,7 @@ func TestAdjustGolden(t *testing.T) {
 		"share":      {testShare(), testDriver()},
 		"whole-card": {whole, testDriver()},
 		"software":   {testShare(), software},
+		"mps":        {client, testDriver()},
 		"no-grant":   {nil, Driver{}},
 	}
 	for name, c := range cases {
