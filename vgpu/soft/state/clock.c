@@ -173,6 +173,8 @@ soft_error soft_wait_queue(soft_region *region, uint32_t queue, uint32_t stream,
     bool mine = soft_slot_mine(region), gone = card_gone(region, queue);
     if (mine && !gone) soft_sched_advance(region, soft_real_ns());
     bool done = soft_sched_done(region, queue, stream, seq);
+    /* what a dead one has on the card is in the way, and nobody else may look */
+    if (mine && !done && soft_real_ns() - region->state->header.scan_real_ns > LONGEST_SLEEP_NS) soft_ledger_sweep(region, true);
     uint64_t least = soft_sched_least(region, queue, stream, seq);
     const soft_queue *at = soft_queue_at(region, queue);
     const soft_card *card = at ? soft_card_at(region, at->card) : NULL;

@@ -19,6 +19,7 @@ typedef struct {
   uint64_t limit;  /* of this queue */
   uint64_t others; /* taken by kernels of its party */
   bool closed;     /* nothing new: an earlier one waits for room */
+  uint64_t *begun; /* counts the card's kernels */
 } card_room;
 
 typedef struct {
@@ -153,7 +154,8 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
       if (!(entry->flags & SOFT_ENTRY_STARTED) && set.count < MAX_RUNNING) {
         if (fits(room, own_width, width)) {
           entry->flags |= SOFT_ENTRY_STARTED;
-          entry->start_ns = queue->begun_ns = now;
+          entry->start_ns = now;
+          queue->begun = ++*room->begun;
           own_width += width ? width : 1;
         } else if (!own_width) {
           set.blocked = true;
@@ -264,7 +266,7 @@ static void gather(const soft_region *region, const soft_card *card, uint32_t le
     for (uint64_t bits = card->active[i]; bits && out->count < MAX_MEMBERS; bits &= bits - 1) {
       uint32_t queue = i * 64 + (uint32_t)__builtin_ctzll(bits), at = out->count;
       if (queue != leader && (!name || queues[queue].party != name || queues[queue].card != queues[leader].card || !queues[queue].owner)) continue;
-      for (; at > 0 && queues[out->queues[at - 1]].begun_ns > queues[queue].begun_ns; at--) out->queues[at] = out->queues[at - 1];
+      for (; at > 0 && queues[out->queues[at - 1]].begun > queues[queue].begun; at--) out->queues[at] = out->queues[at - 1];
       out->queues[at] = queue;
       out->count++;
     }
@@ -289,7 +291,7 @@ static void start_party(soft_region *region, soft_card *card, uint32_t leader, u
     for (uint32_t i = 0; i < out->count; i++) {
       soft_queue *queue = &region->state->queues[out->queues[i]];
       uint64_t limit = queue->limit_ppm && queue->limit_ppm < FULL_WIDTH ? queue->limit_ppm : FULL_WIDTH;
-      card_room room = {.limit = limit, .others = all - widths[i], .closed = closed};
+      card_room room = {.limit = limit, .others = all - widths[i], .closed = closed, .begun = &card->begun};
       running_set *set = &out->sets[i];
       *set = start(region, queue, card->sim_ns, until, depth, &room);
       all = room.others + started_width(queue);
@@ -503,7 +505,7 @@ uint32_t soft_sched_queue(soft_region *region, uint32_t card) {
     queue->mixed = 0;
     queue->party = slot->mps.server;
     queue->limit_ppm = limit_ppm(region, slot, card);
-    queue->begun_ns = 0;
+    queue->begun = 0;
     memset(queue->buckets, 0, sizeof queue->buckets);
     queue->owner = region->me + 1;
     if (region->state->header.queues_high < i + 1) region->state->header.queues_high = i + 1;

@@ -114,6 +114,7 @@ typedef struct {
   uint64_t slice_left_ns;
   uint64_t switch_left_ns;   /* of a context switch in progress */
   uint64_t active[SOFT_QUEUES / 64]; /* queues with undone work */
+  uint64_t begun;            /* kernels so far */
   uint64_t busy_ns;          /* time with a kernel running */
   uint64_t work_ns;          /* the same, weighted with the width */
   uint64_t switches;
@@ -207,7 +208,7 @@ typedef struct {
   uint32_t mixed;            /* entries of several streams are undone */
   uint32_t party;            /* queues that have the card together: clients of one MPS server; 0 by itself */
   uint32_t limit_ppm;        /* most of the card that its kernels use at once, 0 all */
-  uint64_t begun_ns;         /* when one of its kernels began last */
+  uint64_t begun;            /* number of the kernel of it that began last: soft_card.begun */
   uint64_t head;             /* next sequence number that the owner writes */
   uint64_t tail;             /* oldest one that the owner has not collected */
   uint64_t scan;             /* everything before is done */

@@ -129,17 +129,16 @@ static void prepare(const mps_wish *w) {
   if (w->uid && (setgid((gid_t)w->uid) != 0 || setuid(w->uid) != 0)) _exit(9);
 }
 
-static uint64_t launch(const char *name, uint64_t ms, CUdeviceptr at) {
-  static CUfunction spin, fill;
-  uint64_t ns = ms * 1000000, count = 1024;
-  unsigned int value = 7;
-  if (!spin) {
-    spin = kernel("carve_spin");
-    fill = kernel("carve_fill");
-  }
-  void *turn[] = {&ns, &at}, *write[] = {&at, &value, &count};
-  bool spins = strcmp(name, "carve_spin") == 0;
-  return (uint64_t)CUDA(cuLaunchKernel)(spins ? spin : fill, spins ? 216 : 1, 1, 1, 1024, 1, 1, 0, NULL, spins ? turn : write, NULL);
+/* at: where it writes, 0 nowhere */
+static uint64_t launch(uint64_t ms, CUdeviceptr at) {
+  static CUfunction spin;
+  CUmodule module;
+  CUresult result = spin ? CUDA_SUCCESS : CUDA(cuModuleLoadData)(&module, kernel_text);
+  if (result == CUDA_SUCCESS && !spin) result = CUDA(cuModuleGetFunction)(&spin, module, "carve_spin");
+  if (result != CUDA_SUCCESS) return (uint64_t)result;
+  uint64_t ns = ms * 1000000;
+  void *parameters[] = {&ns, &at};
+  return (uint64_t)CUDA(cuLaunchKernel)(spin, 216, 1, 1, 1024, 1, 1, 0, NULL, parameters, NULL);
 }
 
 static uint64_t context(unsigned int multiprocessors) {
@@ -163,10 +162,10 @@ static void serve(child *self, void *argument) {
     case DO_ALLOC: answer = (uint64_t)CUDA(cuMemAlloc_v2)(&pointer, value * MIB); break;
     case DO_ATTRIBUTE: answer = CUDA(cuDeviceGetAttribute)(&number, (CUdevice_attribute)value, 0) == CUDA_SUCCESS ? (uint64_t)number : UINT64_MAX; break;
     case DO_AFFINITY: answer = CUDA(cuDeviceGetExecAffinitySupport)(&number, 0, 0) == CUDA_SUCCESS ? (uint64_t)number : UINT64_MAX; break;
-    case DO_LAUNCH: answer = launch("carve_spin", value, 0); break;
+    case DO_LAUNCH: answer = launch(value, 0); break;
     case DO_SYNC: answer = (uint64_t)CUDA(cuCtxSynchronize)(); break;
     case DO_WILD:
-      answer = launch("carve_fill", 0, 0x1000);
+      answer = launch(0, 0x1000);
       if (answer == CUDA_SUCCESS) answer = (uint64_t)CUDA(cuCtxSynchronize)();
       break;
     case DO_CONTEXT: answer = context((unsigned int)value); break;
