@@ -144,6 +144,20 @@ func (m Mode) Share() bool {
 	return m == ModeVGPU || m == ModeMPS || m == ModeTimeslice
 }
 
+// FixedSize says in a sentence why what is given in the mode keeps its size; empty
+// for vgpu, whose shares can be resized.
+func (m Mode) FixedSize() string {
+	switch m {
+	case ModeVGPU:
+		return ""
+	case ModeMPS:
+		return "the limits of a client of MPS are fixed when it starts; only shares of mode vgpu change their size"
+	case ModeTimeslice:
+		return "its amounts are counted only, and nothing holds the program to them; only shares of mode vgpu change their size"
+	}
+	return "only shares of mode vgpu change their size"
+}
+
 func (m Mode) valid() bool {
 	switch m {
 	case ModeVGPU, ModeMIG, ModeMPS, ModeTimeslice, ModeExclusive:

@@ -353,7 +353,7 @@ func (r *resizer) plan(p *corev1.Pod) (*resizeView, api.ResizeAmounts, error) {
 	view := &resizeView{Namespace: r.namespace, Pod: r.name, Container: container, Node: g.Node, Generation: g.Generation}
 	for i, c := range cards {
 		if c.Mode != api.ModeVGPU {
-			return nil, a, fmt.Errorf("container %s has card %s in mode %s: only shares of mode vgpu change their size", container, c.Card, c.Mode)
+			return nil, a, fmt.Errorf("container %s has card %s in mode %s: %s", container, c.Card, c.Mode, c.Mode.FixedSize())
 		}
 		if i > 0 && (r.options.mem.sign != 0 && c.MemMiB != cards[0].MemMiB || r.options.compute.sign != 0 && c.Cores != cards[0].Cores) {
 			return nil, a, errors.New("its cards have different amounts: say what it shall have, not a difference")

@@ -144,7 +144,7 @@ func TestMutate(t *testing.T) {
 		"a small share is warned of":         {in: pod(mem, "100", gpu, "1"), want: pod(mem, "100", gpu, "1"), warnings: []string{"100 MiB may not hold"}},
 		"what can't be meant stays":          {in: pod(mem, "17Ti"), want: pod(mem, "17Ti")},
 		"a share of no card stays":           {in: pod(mem, "10Gi", gpu, "0"), want: pod(mem, "10Gi", gpu, "0")},
-		"what isn't served is warned of":     {in: annotated(pod(gpu, "1"), api.AnnotationIsolation, "mps"), want: annotated(pod(gpu, "1"), api.AnnotationIsolation, "mps"), warnings: []string{"isolation \"mps\" is not served"}},
+		"what isn't served is warned of":     {in: annotated(pod(gpu, "1"), api.AnnotationIsolation, "mig"), want: annotated(pod(gpu, "1"), api.AnnotationIsolation, "mig"), warnings: []string{"isolation \"mig\" is not served"}},
 		"HAMi's annotations stay":            {in: annotated(pod(gpu, "1"), api.HAMiUseModel, "A100"), want: annotated(pod(gpu, "1"), api.HAMiUseModel, "A100")},
 		"share-14: a copied grant goes":      {in: annotated(pod("cpu", "1"), api.AnnotationGrant, "{}", "x", "y"), want: annotated(pod("cpu", "1"), "x", "y"), warnings: []string{api.AnnotationGrant}},
 		"and all else that speaks of others": {in: annotated(pod("cpu", "1"), api.AnnotationResize, "a", api.AnnotationResizeResult, "b", api.AnnotationWake, "c"), want: annotated(pod("cpu", "1")), warnings: []string{"resize", "resize-result", "wake"}},

@@ -357,7 +357,7 @@ func containers(p *corev1.Pod, g *api.Grant) []ledger.Container {
 	for _, s := range all {
 		c := ledger.Container{Name: s.Name, Kind: s.Kind}
 		if len(asks) > 0 && asks[0].Name == s.Name {
-			if cards := g.Containers[s.Name]; len(cards) > 0 && cards[0].Mode == api.ModeVGPU {
+			if cards := g.Containers[s.Name]; len(cards) > 0 && cards[0].Mode.Share() {
 				c.MemMiB, c.MemPercent, c.Cores = asks[0].MemMiB, asks[0].MemPercent, asks[0].Cores
 			}
 			asks = asks[1:]

@@ -23,12 +23,16 @@ type Container struct {
 	MemMiB     int64
 	MemPercent int
 	Cores      int
-	Mode       api.Mode
+	// Isolation is what the pod says, the same for all its containers; Mode is what
+	// that comes to on a card that no configuration of NVIDIA's names.
+	Isolation, Mode api.Mode
 }
 
 // On is what the container takes of the card.
 func (c *Container) On(card *Card) Amount {
 	switch {
+	case card.Replicated():
+		return c.replica(card)
 	case c.Whole:
 		return Amount{card.MemMiB, allCores, 1}
 	case c.MemMiB > 0:
@@ -62,10 +66,10 @@ func (a *Ask) Key() string { return a.key }
 // is refused.
 func NewAsk(r api.Request) (*Ask, *Refusal) {
 	switch r.Isolation {
-	case "", api.ModeVGPU, api.ModeExclusive:
+	case "", api.ModeVGPU, api.ModeExclusive, api.ModeMPS, api.ModeTimeslice:
 	default:
 		return nil, &Refusal{Reason: ReasonIsolation, Card: -1, Never: true,
-			Detail: fmt.Sprintf("isolation %q is not served; vgpu and exclusive are", r.Isolation)}
+			Detail: fmt.Sprintf("isolation %q is not served; vgpu, mps, timeslice and exclusive are", r.Isolation)}
 	}
 	if len(r.Containers) > maxContainers {
 		return nil, &Refusal{Reason: ReasonInvalid, Card: -1, Never: true,
@@ -78,8 +82,10 @@ func NewAsk(r api.Request) (*Ask, *Refusal) {
 				Detail: fmt.Sprintf("container %s: MIG instances are not served; shares and whole cards are", c.Name)}
 		}
 		out := Container{Name: c.Name, Kind: c.Kind, Cards: c.Cards, Whole: c.Whole,
-			MemMiB: c.MemMiB, MemPercent: c.MemPercent, Cores: c.Cores, Mode: api.ModeVGPU}
+			MemMiB: c.MemMiB, MemPercent: c.MemPercent, Cores: c.Cores, Isolation: r.Isolation, Mode: api.ModeVGPU}
 		switch {
+		case r.Isolation == api.ModeMPS || r.Isolation == api.ModeTimeslice:
+			out.Whole, out.Mode = false, r.Isolation
 		case r.Isolation == api.ModeExclusive:
 			out.Whole = true
 		case r.Isolation == api.ModeVGPU:
@@ -138,6 +144,9 @@ func placementOrder(cs []Container) []int {
 
 func key(a *Ask) string {
 	var b strings.Builder
+	if len(a.Containers) > 0 {
+		b.WriteString(string(a.Containers[0].Isolation) + ";")
+	}
 	for i := range a.Containers {
 		c := &a.Containers[i]
 		fmt.Fprintf(&b, "%d/%d/%t/%d/%d/%d;", c.Kind, c.Cards, c.Whole, c.MemMiB, c.MemPercent, c.Cores)
@@ -166,11 +175,17 @@ func (a *Ask) Grant(n *Node, p Placement, podUID string) api.Grant {
 		cards := make([]api.CardGrant, 0, len(p[i]))
 		for _, ci := range p[i] {
 			card := &n.Cards[ci]
-			cg := api.CardGrant{Card: card.UUID, Mode: c.Mode}
-			if !c.Whole {
+			cg := api.CardGrant{Card: card.UUID, Mode: c.Modality(card)}
+			if !c.whole(card) {
 				amount := c.On(card)
-				cg.MemMiB, cg.Cores, cg.Fixed, cg.Low = amount.MemMiB, amount.Cores, a.Fixed, a.Low
-				cg.Managed, cg.Oversell = a.Managed, a.Oversell
+				cg.MemMiB, cg.Cores = amount.MemMiB, amount.Cores
+			}
+			switch cg.Mode {
+			case api.ModeVGPU:
+				cg.Fixed, cg.Low, cg.Managed, cg.Oversell = a.Fixed, a.Low, a.Managed, a.Oversell
+			case api.ModeMPS:
+				// MPS has caps alone, and no say in who waits for whom.
+				cg.Fixed, cg.Managed, cg.Oversell = cg.Cores > 0, a.Managed, a.Oversell
 			}
 			cards = append(cards, cg)
 		}

@@ -34,6 +34,10 @@ type Card struct {
 	// Touched is true while anything at all is on the card, Whole while one
 	// pod holds it exclusively.
 	Touched, Whole bool
+	// Mode is that of the pods that share it, empty while none does.
+	Mode api.Mode
+	// Modes says in which further ones it can be given, nil: in none.
+	Modes *Modes
 	// Blocked says why the card takes nothing new; empty if it does.
 	Blocked Reason
 }

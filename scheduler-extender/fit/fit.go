@@ -1,6 +1,10 @@
 package fit
 
-import "sort"
+import (
+	"sort"
+
+	"github.com/carve-gpu/carve/api"
+)
 
 // searchSteps bounds the search for pods with several containers to a few
 // milliseconds. Real pods need a few steps; only contrived mixes get here.
@@ -24,7 +28,7 @@ func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
 		return nil, &Refusal{Reason: n.Blocked, Card: -1, Detail: n.Why, distance: distanceNode}
 	}
 	if len(a.Containers) == 1 {
-		if cards := fitOne(n, a, prefer); cards != nil {
+		if cards := fitOne(n, a, &a.Containers[0], prefer); cards != nil {
 			return Placement{cards}, nil
 		}
 		return nil, explain(n, a, false)
@@ -45,7 +49,10 @@ func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
 
 // fits reports whether the container, alone of its pod, fits on the card.
 func fits(card *Card, c *Container, amount Amount) bool {
-	if c.Whole {
+	if c.bars(card) != 0 {
+		return false
+	}
+	if c.whole(card) {
 		return !card.Touched && card.Slots > 0 && card.MemMiB >= c.MemMiB
 	}
 	return !card.Whole &&
@@ -55,9 +62,19 @@ func fits(card *Card, c *Container, amount Amount) bool {
 }
 
 // fitOne is Fit for pods with one container: the k best cards, without search.
-func fitOne(n *Node, a *Ask, prefer Prefer) []int {
-	c := &a.Containers[0]
+func fitOne(n *Node, a *Ask, c *Container, prefer Prefer) []int {
 	if c.Cards > len(n.Cards) {
+		return nil
+	}
+	if c.Whole && c.Isolation == "" && c.Cards > 1 && replicas(n) {
+		// Whole cards or replicas, and a container has all of one kind.
+		for _, mode := range [...]api.Mode{api.ModeTimeslice, api.ModeExclusive} {
+			kind := *c
+			kind.Isolation, kind.Mode, kind.Whole = mode, mode, mode == api.ModeExclusive
+			if best := fitOne(n, a, &kind, prefer); best != nil {
+				return best
+			}
+		}
 		return nil
 	}
 	best := make([]int, 0, c.Cards)
@@ -134,7 +151,7 @@ func (s *search) container(depth int) bool {
 	var list []candidate
 	for i := range s.node.Cards {
 		card := &s.node.Cards[i]
-		if !s.open[i] || card.Whole || (c.Whole && (card.Touched || card.MemMiB < c.MemMiB)) {
+		if !s.open[i] || card.Whole || c.bars(card) != 0 || (c.whole(card) && (card.Touched || card.MemMiB < c.MemMiB)) {
 			continue
 		}
 		before, now := s.held(i, s.on[i]), s.held(i, s.on[i]|1<<ci)
@@ -169,6 +186,13 @@ func (s *search) cards(depth int, list []candidate, from, remaining int) bool {
 		if failed >= 0 && s.same(failed, card) {
 			continue
 		}
+		if p := s.place[ci]; len(p) > 0 {
+			// A container has whole cards or replicas, and not both.
+			c := &s.ask.Containers[ci]
+			if c.Modality(&s.node.Cards[p[0]]) != c.Modality(&s.node.Cards[card]) {
+				continue
+			}
+		}
 		if s.steps++; s.steps > searchSteps {
 			return false
 		}
@@ -188,7 +212,17 @@ func (s *search) cards(depth int, list []candidate, from, remaining int) bool {
 func (s *search) same(i, j int) bool {
 	a, b := &s.node.Cards[i], &s.node.Cards[j]
 	return s.on[i] == s.on[j] && a.MemMiB == b.MemMiB && a.Slots == b.Slots &&
-		a.Used == b.Used && a.Touched == b.Touched && a.Whole == b.Whole
+		a.Used == b.Used && a.Touched == b.Touched && a.Whole == b.Whole && a.Mode == b.Mode && SameModes(a, b)
+}
+
+// replicas reports whether some card of the node is given in replicas.
+func replicas(n *Node) bool {
+	for i := range n.Cards {
+		if n.Cards[i].Replicated() {
+			return true
+		}
+	}
+	return false
 }
 
 // Apply books a placement on a copy of the node, so that a caller can go on
@@ -197,18 +231,21 @@ func Apply(n *Node, a *Ask, p Placement) *Node {
 	out := *n
 	out.Cards = append([]Card(nil), n.Cards...)
 	s := search{node: n, ask: a, on: make([]uint64, len(n.Cards))}
-	whole := make([]bool, len(n.Cards))
 	for ci, cards := range p {
 		for _, i := range cards {
 			s.on[i] |= 1 << ci
-			whole[i] = whole[i] || a.Containers[ci].Whole
+			// By the card as it was: what it is given as doesn't change on the way.
+			if c := &a.Containers[ci]; c.whole(&n.Cards[i]) {
+				out.Cards[i].Whole = true
+			} else {
+				out.Cards[i].Mode = JoinModes(out.Cards[i].Mode, c.Modality(&n.Cards[i]))
+			}
 		}
 	}
 	for i := range out.Cards {
 		if s.on[i] != 0 {
 			out.Cards[i].Used = out.Cards[i].Used.Plus(s.held(i, s.on[i]))
 			out.Cards[i].Touched = true
-			out.Cards[i].Whole = out.Cards[i].Whole || whole[i]
 		}
 	}
 	return &out

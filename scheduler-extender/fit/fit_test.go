@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/score"
@@ -133,9 +131,7 @@ func TestFit(t *testing.T) {
 
 func TestModesThatAreNotServedAreRefusedByName(t *testing.T) {
 	for name, r := range map[string]api.Request{
-		"mps":       {Isolation: api.ModeMPS, Containers: []api.ContainerRequest{mem("app", api.App, 1)}},
 		"mig":       {Isolation: api.ModeMIG, Containers: []api.ContainerRequest{mem("app", api.App, 1)}},
-		"timeslice": {Isolation: api.ModeTimeslice, Containers: []api.ContainerRequest{mem("app", api.App, 1)}},
 		"instances": {Containers: []api.ContainerRequest{{Name: "app", MIG: map[string]int{"1g.10gb": 1}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,173 +250,6 @@ func TestSearchEnds(t *testing.T) {
 	}
 }
 
-// genNode draws a small node with cards in all kinds of state.
-func genNode(t *rapid.T) *fit.Node {
-	n := &fit.Node{Name: "n"}
-	for i := range rapid.IntRange(1, 4).Draw(t, "cards") {
-		c := fit.Card{UUID: "GPU-" + string(rune('a'+i)), Index: i,
-			MemMiB: int64(rapid.IntRange(2, 6).Draw(t, "mem")), Slots: rapid.IntRange(1, 3).Draw(t, "slots")}
-		if rapid.Bool().Draw(t, "touched") {
-			c.Touched = true
-			c.Used = fit.Amount{MemMiB: int64(rapid.IntRange(0, 4).Draw(t, "used")), Cores: 10 * rapid.IntRange(0, 10).Draw(t, "cores"), Slots: 1}
-			c.Whole = rapid.IntRange(0, 5).Draw(t, "whole") == 0
-		}
-		if rapid.IntRange(0, 6).Draw(t, "blocked") == 0 {
-			c.Blocked = fit.ReasonCordoned
-		}
-		n.Cards = append(n.Cards, c)
-	}
-	return n
-}
-
-func genContainers(t *rapid.T) []api.ContainerRequest {
-	var out []api.ContainerRequest
-	for i := range rapid.IntRange(1, 4).Draw(t, "containers") {
-		c := api.ContainerRequest{Name: "c" + string(rune('a'+i)), Cards: rapid.IntRange(1, 3).Draw(t, "n")}
-		c.Kind = api.ContainerKind(rapid.IntRange(0, 2).Draw(t, "kind"))
-		switch rapid.IntRange(0, 4).Draw(t, "what") {
-		case 0:
-			c.Whole = true
-		case 1:
-			c.MemPercent = rapid.SampledFrom([]int{25, 50, 100}).Draw(t, "percent")
-		case 2:
-			c.Cores = 10 * rapid.IntRange(1, 10).Draw(t, "c")
-		default:
-			c.MemMiB = int64(rapid.IntRange(1, 4).Draw(t, "m"))
-			c.Cores = 10 * rapid.IntRange(0, 6).Draw(t, "c")
-		}
-		out = append(out, c)
-	}
-	return out
-}
-
-// allowed is the plain model: whether a complete assignment (a card set per
-// container) respects every rule, written without the search's shortcuts.
-func allowed(n *fit.Node, cs []api.ContainerRequest, sets []uint) bool {
-	for i := range n.Cards {
-		card := &n.Cards[i]
-		var on []int
-		for ci := range cs {
-			if sets[ci]&(1<<i) != 0 {
-				on = append(on, ci)
-			}
-		}
-		if len(on) == 0 {
-			continue
-		}
-		if card.Blocked != "" || card.Whole {
-			return false
-		}
-		for _, ci := range on {
-			if cs[ci].Whole && card.Touched {
-				return false
-			}
-		}
-		// Each moment of the pod's life: an init container alone with the
-		// sidecars before it, and at the end all apps and sidecars.
-		moment := func(in func(ci int) bool) bool {
-			var mib int64
-			cores, slots := 0, 0
-			asksCores := false
-			for _, ci := range on {
-				if !in(ci) {
-					continue
-				}
-				c := cs[ci]
-				slots++
-				switch {
-				case c.Whole:
-					mib, cores = mib+card.MemMiB, cores+100
-				case c.MemMiB > 0:
-					mib, cores = mib+c.MemMiB, cores+c.Cores
-				case c.MemPercent > 0:
-					mib, cores = mib+max(1, card.MemMiB*int64(c.MemPercent)/100), cores+c.Cores
-				default:
-					mib, cores = mib+card.MemMiB, cores+c.Cores
-				}
-				asksCores = asksCores || c.Whole || c.Cores > 0
-			}
-			return mib+card.Used.MemMiB <= card.MemMiB && slots+card.Used.Slots <= card.Slots &&
-				(!asksCores || cores+card.Used.Cores <= 100)
-		}
-		for ci := range cs {
-			if cs[ci].Kind == api.Init && !moment(func(o int) bool { return o == ci || o < ci && cs[o].Kind == api.Sidecar }) {
-				return false
-			}
-		}
-		if !moment(func(o int) bool { return cs[o].Kind != api.Init }) {
-			return false
-		}
-	}
-	return true
-}
-
-// possible tries every assignment.
-func possible(n *fit.Node, cs []api.ContainerRequest, sets []uint) bool {
-	if len(sets) == len(cs) {
-		return allowed(n, cs, sets)
-	}
-	c := cs[len(sets)]
-	for set := uint(0); set < 1<<len(n.Cards); set++ {
-		count := 0
-		for b := set; b != 0; b &= b - 1 {
-			count++
-		}
-		if count == c.Cards && possible(n, cs, append(sets[:len(sets):len(sets)], set)) {
-			return true
-		}
-	}
-	return false
-}
-
-func TestFitAgreesWithTryingEverything(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n, cs := genNode(t), genContainers(t)
-		a, refusal := fit.NewAsk(api.Request{Containers: cs})
-		if refusal != nil {
-			t.Fatalf("refused: %+v", refusal)
-		}
-		policy := rapid.SampledFrom([]score.Policy{score.Binpack, score.Spread}).Draw(t, "policy")
-		p, refusal := fit.Fit(n, a, policy.Card)
-		want := possible(n, cs, nil)
-		if (refusal == nil) != want {
-			t.Fatalf("fit says %v (%+v), trying everything says %t", p, refusal, want)
-		}
-		if refusal != nil {
-			if refusal.Message(n, a, "") == "" || refusal.Reason == "" {
-				t.Fatalf("a refusal without words: %+v", refusal)
-			}
-			return
-		}
-		sets := make([]uint, len(cs))
-		for ci, cards := range p {
-			for _, i := range cards {
-				sets[ci] |= 1 << i
-			}
-			if len(cards) != cs[ci].Cards {
-				t.Fatalf("container %d has %d cards, asked %d", ci, len(cards), cs[ci].Cards)
-			}
-		}
-		if !allowed(n, cs, sets) {
-			t.Fatalf("placement %v breaks a rule", p)
-		}
-		// What was placed is in the copy, and the original is as it was.
-		before := append([]fit.Card(nil), n.Cards...)
-		after := fit.Apply(n, a, p)
-		if !reflect.DeepEqual(before, n.Cards) {
-			t.Fatal("Apply changed its argument")
-		}
-		for i := range after.Cards {
-			if c := &after.Cards[i]; c.Used.MemMiB > c.MemMiB && n.Cards[i].Used.MemMiB <= c.MemMiB || c.Used.Slots > c.Slots && n.Cards[i].Used.Slots <= c.Slots {
-				t.Fatalf("card %d overbooked: %+v", i, c)
-			}
-		}
-		if policy.Node(n, a, p) < 0 {
-			t.Fatal("negative cost")
-		}
-	})
-}
-
 func TestKeysTellAsksApart(t *testing.T) {
 	seen := map[string]string{}
 	for name, r := range map[string]api.Request{
@@ -434,6 +263,9 @@ func TestKeysTellAsksApart(t *testing.T) {
 		"model":   {Containers: []api.ContainerRequest{mem("app", api.App, 8000)}, Models: api.Selector{Only: []string{"x"}}},
 		"not":     {Containers: []api.ContainerRequest{mem("app", api.App, 8000)}, Models: api.Selector{Not: []string{"x"}}},
 		"uuid":    {Containers: []api.ContainerRequest{mem("app", api.App, 8000)}, UUIDs: api.Selector{Only: []string{"x"}}},
+		"mps":     {Isolation: api.ModeMPS, Containers: []api.ContainerRequest{mem("app", api.App, 8000)}},
+		"slices":  {Isolation: api.ModeTimeslice, Containers: []api.ContainerRequest{mem("app", api.App, 8000)}},
+		"library": {Isolation: api.ModeVGPU, Containers: []api.ContainerRequest{mem("app", api.App, 8000)}},
 		"policy":  {Containers: []api.ContainerRequest{mem("app", api.App, 8000)}, Policy: "spread"},
 	} {
 		a, _ := fit.NewAsk(r)

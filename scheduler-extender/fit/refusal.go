@@ -30,7 +30,9 @@ const (
 	ReasonNoCards     Reason = "no-cards"      // the node isn't managed and offers no card
 	ReasonUnmanaged   Reason = "unmanaged"     // a share is asked, and carve doesn't manage the node
 	ReasonUnknownNode Reason = "unknown-node"  // no such Node object was seen
-	ReasonIsolation   Reason = "isolation"     // a mode that isn't served
+	ReasonIsolation   Reason = "isolation"     // a mode that isn't served, or not on the card
+	ReasonMode        Reason = "mode"          // the card's pods are in another mode
+	ReasonMPSDown     Reason = "mps-down"      // the card's MPS daemon doesn't serve
 	ReasonInvalid     Reason = "invalid"       // the request can't be meant
 	ReasonSearchLimit Reason = "search-limit"  // too many ways to place the containers
 	ReasonQuota       Reason = "quota"         // a ResourceQuota of the namespace allows no more
@@ -94,9 +96,14 @@ func miss(card *Card, at int, c *Container, a *Ask) *Refusal {
 	switch {
 	case card.Blocked != "":
 		return set(card.Blocked, 0, 0, 0, distanceBlocked)
+	case c.bars(card) != 0:
+		return c.refuse(r, c.bars(card), card)
+	case card.Replicated() && free.Slots < 1 && !card.Whole:
+		r.Detail = fmt.Sprintf("asked a replica, all %d of the card are taken", card.Slots)
+		return set(ReasonSlots, 1, 0, int64(card.Slots), distanceSlots)
 	case card.Whole:
 		return set(ReasonHeldWhole, amount.MemMiB, 0, card.MemMiB, distanceWhole)
-	case c.Whole && card.Touched:
+	case c.whole(card) && card.Touched:
 		used := min(card.Used.MemMiB, card.MemMiB)
 		return set(ReasonShared, card.MemMiB, card.MemMiB-used, card.MemMiB, distanceShared+used*distanceScale/max(1, card.MemMiB))
 	case amount.MemMiB > free.MemMiB:
@@ -118,11 +125,14 @@ func explain(n *Node, a *Ask, limit bool) *Refusal {
 			return &Refusal{Reason: ReasonTooFewCards, Container: ci, Card: -1, Asked: int64(c.Cards), Total: int64(len(n.Cards)), Never: true, distance: distanceNever}
 		}
 		var nearest *Refusal
-		fitting, possible := 0, 0
+		fitting, possible, replicas := 0, 0, 0
 		for i := range n.Cards {
 			card := &n.Cards[i]
 			if card.Blocked == "" && a.admits(card) == "" && fits(card, c, c.On(card)) {
 				fitting, possible = fitting+1, possible+1
+				if card.Replicated() {
+					replicas++
+				}
 				continue
 			}
 			m := miss(card, i, c, a)
@@ -137,6 +147,10 @@ func explain(n *Node, a *Ask, limit bool) *Refusal {
 			nearest.Container, nearest.Fitting, nearest.Wanted = ci, fitting, c.Cards
 			nearest.Never = possible < c.Cards
 			return nearest
+		}
+		if whole := fitting - replicas; c.Whole && c.Isolation == "" && max(whole, replicas) < c.Cards {
+			return &Refusal{Reason: ReasonTogether, Container: ci, Card: -1, Asked: int64(c.Cards), distance: distanceTogether,
+				Detail: fmt.Sprintf("asked %d cards, free are %d whole ones and replicas of %d: a container has all of one kind", c.Cards, whole, replicas)}
 		}
 	}
 	var asked, free int64
@@ -159,7 +173,7 @@ func (r *Refusal) Message(n *Node, a *Ask, held string) string {
 	if n != nil && n.Name != "" {
 		b.WriteString(n.Name + ": ")
 	}
-	if r.Detail != "" {
+	if r.Detail != "" && r.Card < 0 {
 		b.WriteString(r.Detail)
 		return b.String()
 	}
@@ -173,7 +187,11 @@ func (r *Refusal) Message(n *Node, a *Ask, held string) string {
 		card := &n.Cards[r.Card]
 		fmt.Fprintf(&b, "card %d (%s, %s): ", card.Index, shortUUID(card.UUID), strings.TrimPrefix(card.Model, "NVIDIA "))
 	}
-	b.WriteString(r.sentence(a))
+	if r.Detail != "" {
+		b.WriteString(r.Detail)
+	} else {
+		b.WriteString(r.sentence(a))
+	}
 	if held != "" {
 		b.WriteString("; held by " + held)
 	}

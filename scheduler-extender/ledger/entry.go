@@ -81,15 +81,17 @@ type entry struct {
 	reported  bool // a report showed a slice of it
 }
 
-// use calls take for each card that the entry holds something of. Entries hold
-// each card once, whatever the number of containers on it.
-func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
+// use calls take for each card that the entry holds something of, with the mode of
+// its shares there, which is empty where it has none. Entries hold each card once,
+// whatever the number of containers on it.
+func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool, mode api.Mode)) {
 	slices := r.slices[e.ref.UID]
 	granted := e.state != Releasing || !e.until.IsZero()
 	// Cards in the order of the node; a card is looked at once.
 	for card := range r.cards {
 		var room [8]fit.Use
 		uses, whole := room[:0], false
+		var mode api.Mode
 		uuid := r.cards[card].uuid
 		for _, c := range e.containers {
 			var amount fit.Amount
@@ -101,7 +103,8 @@ func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
 						continue
 					}
 					on = true
-					if g.Mode == api.ModeVGPU {
+					if g.Mode.Share() {
+						mode = fit.JoinModes(mode, g.Mode)
 						amount = amount.Max(fit.Amount{MemMiB: g.MemMiB, Cores: g.Cores, Slots: 1})
 						continue
 					}
@@ -118,6 +121,7 @@ func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
 			for i := range slices {
 				if s := &slices[i]; s.card == card && s.container == c.Name {
 					on, whole = true, whole || s.whole
+					mode = fit.JoinModes(mode, s.mode)
 					amount = amount.Max(s.amount)
 				}
 			}
@@ -130,10 +134,11 @@ func (e *entry) use(r *report, take func(card int, a fit.Amount, whole bool)) {
 			if s := &slices[i]; s.card == card && !e.has(s.container) {
 				uses = append(uses, fit.Use{Kind: api.App, Amount: s.amount})
 				whole = whole || s.whole
+				mode = fit.JoinModes(mode, s.mode)
 			}
 		}
 		if len(uses) > 0 {
-			take(card, fit.Peak(uses), whole)
+			take(card, fit.Peak(uses), whole, mode)
 		}
 	}
 }

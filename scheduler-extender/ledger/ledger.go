@@ -437,7 +437,7 @@ func (n *Node) holders(uuid, except string) []Holder {
 		if e.ref.UID == except {
 			continue
 		}
-		e.use(n.report, func(card int, a fit.Amount, whole bool) {
+		e.use(n.report, func(card int, a fit.Amount, whole bool, _ api.Mode) {
 			if card == at {
 				out = append(out, Holder{e.ref.Namespace + "/" + e.ref.Name, a.MemMiB, whole, e.state, a.Cores})
 			}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -37,6 +38,7 @@ type modelPod struct {
 	node  string
 	card  string
 	mib   int64
+	mode  api.Mode
 	grant api.Grant
 
 	mind   string // offered, binding, bound, leaving (a grace), or empty
@@ -106,6 +108,63 @@ func (w *world) used(node, card string) int64 {
 	return sum
 }
 
+// on lists the pods on a card, by grant or report, with their mode.
+func (w *world) on(node, card string) map[string]api.Mode {
+	out := map[string]api.Mode{}
+	for _, p := range w.held() {
+		if c, _ := w.reported(node, p.ref.UID); p.node == node && (c == card || p.card == card) {
+			out[p.ref.UID] = p.mode
+		}
+	}
+	if r := w.reports[node]; r != nil && !w.lost[node] {
+		for _, c := range r.Status.Cards {
+			for _, s := range c.Slices {
+				if c.UUID == card {
+					out[s.PodUID] = w.pods[s.PodUID].mode
+				}
+			}
+		}
+	}
+	return out
+}
+
+// mode is that of a card's pods.
+func (w *world) mode(node, card string) api.Mode {
+	seen := map[api.Mode]bool{}
+	for _, m := range w.on(node, card) {
+		seen[m] = true
+	}
+	if len(seen) > 1 {
+		return fit.Mixed
+	}
+	for m := range seen {
+		return m
+	}
+	return ""
+}
+
+// takes is the mode that a card gives to a share of so much memory, if it does.
+func (w *world) takes(c *v1alpha1.Card, node string, isolation api.Mode, mib int64) (api.Mode, bool) {
+	mode, slots := isolation, api.SlotsPerCard
+	if mode == "" {
+		mode = api.ModeVGPU
+	}
+	if s := c.Sharing; s != nil {
+		slots = int(s.Replicas)
+		if isolation == "" {
+			mode = api.Mode(s.Mode)
+		}
+		if mode != api.Mode(s.Mode) || isolation == "" && mode == api.ModeTimeslice {
+			return "", false
+		}
+	}
+	if mode != api.ModeVGPU && !slices.Contains(c.Modes, string(mode)) || mode == api.ModeMPS && c.MPS != nil && !c.MPS.Ready {
+		return "", false
+	}
+	is := w.mode(node, c.UUID)
+	return mode, (is == "" || is == mode) && c.MemoryMiB-w.used(node, c.UUID) >= mib && len(w.on(node, c.UUID)) < slots
+}
+
 func (w *world) check(t *rapid.T) {
 	for _, name := range slices.Sorted(maps.Keys(w.reports)) {
 		if !w.nodes[name] {
@@ -120,6 +179,9 @@ func (w *world) check(t *rapid.T) {
 			}
 			if free := s.View.Cards[i].Free().MemMiB; free < 0 || free != max(0, c.MemoryMiB-want) {
 				t.Fatalf("%s %s: %d MiB free", name, c.UUID, free)
+			}
+			if got, want := s.View.Cards[i].Mode, w.mode(name, c.UUID); got != want {
+				t.Fatalf("%s %s: in mode %q, the model says %q", name, c.UUID, got, want)
 			}
 			if s.View.Cards[i].Touched != (want > 0) {
 				t.Fatalf("%s %s: touched %t with %d MiB in use", name, c.UUID, s.View.Cards[i].Touched, want)
@@ -156,7 +218,7 @@ func (w *world) checkRebuild(t *rapid.T) {
 	}
 	for name := range w.reports {
 		old, now := w.l.Node(name).Snapshot().View, fresh.Node(name).Snapshot().View
-		if fmt.Sprint(old) != fmt.Sprint(now) {
+		if !reflect.DeepEqual(old, now) {
 			t.Fatalf("%s: rebuilt\n%+v\nwas\n%+v", name, now, old)
 		}
 	}
@@ -188,19 +250,24 @@ func (w *world) offer(t *rapid.T) {
 	w.serial++
 	p := &modelPod{ref: ref(fmt.Sprint("p", w.serial)), node: name, mib: int64(rapid.IntRange(1, 60).Draw(t, "mib"))}
 	n := w.l.Node(name)
-	a, refusal := fit.NewAsk(api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, MemMiB: p.mib}}})
+	isolation := rapid.SampledFrom([]api.Mode{"", "", api.ModeVGPU, api.ModeMPS, api.ModeTimeslice}).Draw(t, "isolation")
+	a, refusal := fit.NewAsk(api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, MemMiB: p.mib}}, Isolation: isolation})
 	if refusal != nil {
 		t.Fatal(refusal)
 	}
 	before := map[string]int64{}
-	room := false
+	room, modes := false, map[string]api.Mode{}
 	for _, c := range w.reports[name].Status.Cards {
 		before[c.UUID] = c.MemoryMiB - w.used(name, c.UUID)
-		room = room || before[c.UUID] >= p.mib && w.agents[name]
+		mode, takes := w.takes(&c, name, isolation, p.mib)
+		if takes {
+			modes[c.UUID] = mode
+		}
+		room = room || takes && w.agents[name]
 	}
 	o := ledger.Offer{Ref: p.ref, Node: n, Ask: a, Prefer: score.Binpack.Card}
 	if err := w.l.Offer(o, w.now); (err == nil) != room {
-		t.Fatalf("offer of %d MiB: %v, free are %v", p.mib, err, before)
+		t.Fatalf("offer of %d MiB, isolation %q: %v, free are %v, modes %v", p.mib, isolation, err, before, modes)
 	} else if err != nil {
 		return
 	}
@@ -212,8 +279,8 @@ func (w *world) offer(t *rapid.T) {
 			break
 		}
 	}
-	if before[p.card] < p.mib {
-		t.Fatalf("%d MiB were offered on %s with %d free", p.mib, p.card, before[p.card])
+	if p.mode = modes[p.card]; p.mode == "" {
+		t.Fatalf("%d MiB, isolation %q, were offered on %q with %d free; these take it: %v", p.mib, isolation, p.card, before[p.card], modes)
 	}
 }
 
@@ -234,8 +301,8 @@ func (w *world) begin(t *rapid.T) {
 	}
 	if err == nil {
 		p.mind, p.grant = "binding", g
-		if c := g.Containers["app"]; len(c) != 1 || c[0].Card != p.card || c[0].MemMiB != p.mib {
-			t.Fatalf("grant %+v, want %d MiB on %s", g, p.mib, p.card)
+		if c := g.Containers["app"]; len(c) != 1 || c[0].Card != p.card || c[0].MemMiB != p.mib || c[0].Mode != p.mode {
+			t.Fatalf("grant %+v, want %d MiB on %s, mode %s", g, p.mib, p.card, p.mode)
 		}
 	}
 }
@@ -298,6 +365,17 @@ func (w *world) work(t *rapid.T) {
 func (w *world) report(t *rapid.T) {
 	name := w.node(t)
 	r := report(name, int64(rapid.SampledFrom([]int{100, 100, 100, 50}).Draw(t, "memory")), 2)
+	for i := range r.Status.Cards {
+		// What a card can be given as changes under its pods, too.
+		c := &r.Status.Cards[i]
+		c.Modes = rapid.SampledFrom([][]string{{"timeslice", "mps"}, {"timeslice", "mps"}, {"timeslice"}, nil}).Draw(t, "modes")
+		if rapid.IntRange(0, 3).Draw(t, "down") == 0 {
+			c.MPS = &v1alpha1.MPS{Reason: "it died"}
+		}
+		if mode := rapid.SampledFrom([]string{"", "", "mps", "timeslice"}).Draw(t, "sharing"); mode != "" {
+			c.Sharing = &v1alpha1.Sharing{Mode: mode, Replicas: 2}
+		}
+	}
 	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
 		p := w.pods[uid]
 		if p.node != name || !p.onNode {
@@ -305,7 +383,9 @@ func (w *world) report(t *rapid.T) {
 		}
 		for i := range r.Status.Cards {
 			if r.Status.Cards[i].UUID == p.card {
-				r.Status.Cards[i].Slices = append(r.Status.Cards[i].Slices, slice(uid, "app", max(1, p.mib+int64(rapid.IntRange(-1, 1).Draw(t, "drift")))))
+				s := slice(uid, "app", max(1, p.mib+int64(rapid.IntRange(-1, 1).Draw(t, "drift"))))
+				s.Mode = string(p.mode)
+				r.Status.Cards[i].Slices = append(r.Status.Cards[i].Slices, s)
 			}
 		}
 		if p.mind != "" {

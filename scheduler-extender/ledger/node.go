@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"cmp"
+	"slices"
 	"sync/atomic"
 
 	"github.com/carve-gpu/carve/api"
@@ -71,6 +73,7 @@ type cardReport struct {
 	memMiB      int64
 	slots       int
 	blocked     fit.Reason
+	modes       *fit.Modes
 }
 
 // slice is a share that a report shows in place.
@@ -79,6 +82,7 @@ type slice struct {
 	container      string
 	amount         fit.Amount
 	whole          bool
+	mode           api.Mode // empty where whole
 	namespace, pod string
 	// generation is the grant's that is in force; refused that of a newer one
 	// that the node can't put in force, or 0.
@@ -116,6 +120,9 @@ func newReport(n *v1alpha1.GPUNode) *report {
 		case c.MIGMode == "enabled":
 			cr.blocked = fit.ReasonMIGMode
 		}
+		if cr.modes = modesOf(&c); cr.modes != nil && cr.modes.Only != "" {
+			cr.slots = cr.modes.Replicas
+		}
 		at := len(r.cards)
 		r.cards = append(r.cards, cr)
 		r.byUUID[c.UUID] = at
@@ -125,15 +132,30 @@ func newReport(n *v1alpha1.GPUNode) *report {
 				// Whatever the report says, sums of such amounts must not overflow.
 				amount: fit.Amount{MemMiB: min(max(0, s.MemMiB), api.MaxMemoryMiB), Cores: min(max(0, int(s.Cores)), 100), Slots: 1}}
 			// Only shares leave room for others: an instance or a mode that
-			// isn't served yet blocks the card.
-			if api.Mode(s.Mode) != api.ModeVGPU {
-				sl.whole = true
+			// isn't known blocks the card.
+			if sl.mode = api.Mode(s.Mode); !sl.mode.Share() {
+				sl.whole, sl.mode = true, ""
 				sl.amount = fit.Amount{MemMiB: cr.memMiB, Cores: 100, Slots: 1}
 			}
 			r.slices[s.PodUID] = append(r.slices[s.PodUID], sl)
 		}
 	}
 	return r
+}
+
+// modesOf reads in which modes a card can be given; nil says in none of its own.
+func modesOf(c *v1alpha1.Card) *fit.Modes {
+	m := fit.Modes{MPS: slices.Contains(c.Modes, string(api.ModeMPS)), Timeslice: slices.Contains(c.Modes, string(api.ModeTimeslice))}
+	if c.MPS != nil && !c.MPS.Ready {
+		m.MPSDown = cmp.Or(c.MPS.Reason, "its MPS daemon isn't ready")
+	}
+	if s := c.Sharing; s != nil && s.Replicas > 0 && (s.Mode == string(api.ModeMPS) || s.Mode == string(api.ModeTimeslice)) {
+		m.Only, m.Replicas, m.OneOnly = api.Mode(s.Mode), int(s.Replicas), s.FailRequestsGreaterThanOne
+	}
+	if m == (fit.Modes{}) {
+		return nil
+	}
+	return &m
 }
 
 // view recomputes the node from its report and entries. It is a pure function
@@ -146,17 +168,17 @@ func (n *Node) view() (fit.Node, int64) {
 	}
 	v.Cards = make([]fit.Card, len(n.report.cards))
 	for i, c := range n.report.cards {
-		v.Cards[i] = fit.Card{UUID: c.uuid, Model: c.model, Index: c.index, MemMiB: c.memMiB, Slots: c.slots, Blocked: c.blocked}
+		v.Cards[i] = fit.Card{UUID: c.uuid, Model: c.model, Index: c.index, MemMiB: c.memMiB, Slots: c.slots, Blocked: c.blocked, Modes: c.modes}
 	}
 	for _, e := range n.entries {
-		e.use(n.report, func(card int, a fit.Amount, whole bool) { take(&v.Cards[card], a, whole) })
+		e.use(n.report, func(card int, a fit.Amount, whole bool, mode api.Mode) { take(&v.Cards[card], a, whole, mode) })
 	}
-	for uid, slices := range n.report.slices {
+	for uid, left := range n.report.slices {
 		if n.entries[uid] != nil || n.info.OutOfService {
 			continue
 		}
-		for _, s := range slices {
-			take(&v.Cards[s.card], s.amount, s.whole)
+		for _, s := range left {
+			take(&v.Cards[s.card], s.amount, s.whole, s.mode)
 		}
 	}
 	var debt int64
@@ -166,10 +188,11 @@ func (n *Node) view() (fit.Node, int64) {
 	return v, debt
 }
 
-func take(c *fit.Card, a fit.Amount, whole bool) {
+func take(c *fit.Card, a fit.Amount, whole bool, mode api.Mode) {
 	c.Used = c.Used.Plus(a)
 	c.Touched = true
 	c.Whole = c.Whole || whole
+	c.Mode = fit.JoinModes(c.Mode, mode)
 }
 
 // grew reports whether something that didn't fit before might fit now.
@@ -195,7 +218,8 @@ func grew(old, now *Snapshot) bool {
 		}
 		f, g := is.Free(), o.Free()
 		if f.MemMiB > g.MemMiB || f.Cores > g.Cores || f.Slots > g.Slots ||
-			o.Touched && !is.Touched || o.Whole && !is.Whole || o.Blocked != "" && is.Blocked == "" {
+			o.Touched && !is.Touched || o.Whole && !is.Whole || o.Blocked != "" && is.Blocked == "" ||
+			o.Mode != "" && o.Mode != is.Mode || !fit.SameModes(o, is) {
 			return true
 		}
 	}

@@ -293,6 +293,9 @@ func (e *entry) asks() fit.Amount {
 		spec := fit.Container{MemMiB: c.MemMiB, MemPercent: c.MemPercent, Cores: c.Cores}
 		for j := range first.Containers[c.Name] {
 			card := &first.Containers[c.Name][j]
+			if card.Mode != api.ModeVGPU {
+				continue // these don't change their size
+			}
 			whole, known := e.cardMiB(card.Card)
 			if known || c.MemMiB > 0 {
 				a := spec.On(&fit.Card{MemMiB: whole})
@@ -325,15 +328,25 @@ func containerOf(c *fit.Container) Container {
 }
 
 // total is the most that a pod's shares hold of all cards over the pod's life.
-// Whole cards are not part of it: nothing of nvidia.com/gpumem asks for them.
+// Whole cards and replicas are not part of it: nothing of nvidia.com/gpumem asks for
+// them.
 func total(containers []Container, g api.Grant) fit.Amount {
-	amount := func(c *api.CardGrant) fit.Amount { return fit.Amount{MemMiB: c.MemMiB, Cores: c.Cores, Slots: 1} }
+	amount := func(of *Container, c *api.CardGrant) fit.Amount {
+		a := fit.Amount{MemMiB: c.MemMiB, Cores: c.Cores, Slots: 1}
+		if c.Mode != api.ModeVGPU && of.MemMiB == 0 && of.MemPercent == 0 {
+			a.MemMiB = 0
+		}
+		if c.Mode != api.ModeVGPU && of.Cores == 0 {
+			a.Cores = 0
+		}
+		return a
+	}
 	var sum fit.Amount
 	if len(containers) == 1 { // nearly always, and without a map
 		cards := g.Containers[containers[0].Name]
 		for i := range cards {
-			if cards[i].Mode == api.ModeVGPU {
-				sum = sum.Plus(amount(&cards[i]))
+			if cards[i].Mode.Share() {
+				sum = sum.Plus(amount(&containers[0], &cards[i]))
 			}
 		}
 		return sum
@@ -342,8 +355,8 @@ func total(containers []Container, g api.Grant) fit.Amount {
 	for _, c := range containers {
 		cards := g.Containers[c.Name]
 		for i := range cards {
-			if cards[i].Mode == api.ModeVGPU {
-				uses[cards[i].Card] = append(uses[cards[i].Card], fit.Use{Kind: c.Kind, Amount: amount(&cards[i])})
+			if cards[i].Mode.Share() {
+				uses[cards[i].Card] = append(uses[cards[i].Card], fit.Use{Kind: c.Kind, Amount: amount(&c, &cards[i])})
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func (l *Ledger) BeginResize(r Ref, ask api.Resize) (api.Grant, error) {
 		for i := range cards {
 			c := &cards[i]
 			if c.Mode != api.ModeVGPU {
-				return api.Grant{}, refused(fit.ReasonIsolation, "container %s has card %s in mode %s: only shares of mode vgpu change their size", name, c.Card, c.Mode)
+				return api.Grant{}, refused(fit.ReasonIsolation, "container %s has card %s in mode %s: %s", name, c.Card, c.Mode, c.Mode.FixedSize())
 			}
 			if m := ask.Containers[name].MemMiB; m != nil && *m != c.MemMiB {
 				c.MemMiB, changed = *m, true
@@ -227,7 +227,7 @@ func (e *entry) room(next api.Grant, ask api.Resize) *ResizeRefusal {
 		out := make([]fit.Amount, len(v.Cards))
 		with := *e
 		with.grant = g
-		with.use(e.node.report, func(card int, a fit.Amount, _ bool) { out[card] = a })
+		with.use(e.node.report, func(card int, a fit.Amount, _ bool, _ api.Mode) { out[card] = a })
 		return out
 	}
 	now, then := holds(e.grant), holds(next)

@@ -332,9 +332,9 @@ func TestRefusalsOfManyNodesAreSummedUp(t *testing.T) {
 func TestRequestsThatCanNeverBeServed(t *testing.T) {
 	r := cluster(place.Config{}, 2, 1)
 	p := pod("a", share(1))
-	p.Request.Isolation = api.ModeMPS
+	p.Request.Isolation = api.ModeMIG
 	f := r.filter(p)
-	if f.Reason != fit.ReasonIsolation || !strings.Contains(f.Never["carve"], `"mps"`) || r.Waiting() != 0 {
+	if f.Reason != fit.ReasonIsolation || !strings.Contains(f.Never["carve"], `"mig"`) || r.Waiting() != 0 {
 		t.Fatalf("%+v", f)
 	}
 	f = r.filter(pod("b", share(90000)))

@@ -40,11 +40,11 @@ func remaining(c *fit.Card, after fit.Amount) int64 {
 	return min(max(0, c.MemMiB-after.MemMiB), 1<<memBits-1)
 }
 
-// packCard prefers, in this order: a card that is in use, the least memory
-// left, the smaller card, the least compute left.
+// packCard prefers, in this order: a card that is in use or that can't serve whole,
+// the least memory left, the smaller card, the least compute left.
 func packCard(c *fit.Card, after fit.Amount) int64 {
 	var opens int64
-	if !c.Touched {
+	if !c.Touched && !c.Replicated() {
 		opens = 1
 	}
 	return opens<<(2*memBits+8) | remaining(c, after)<<(memBits+8) |
@@ -76,7 +76,7 @@ func measure(n *fit.Node, a *fit.Ask, p fit.Placement) shape {
 		was, is := &n.Cards[i], &after.Cards[i]
 		f := is.Free().MemMiB
 		total, free = total+is.MemMiB, free+f
-		if !is.Touched {
+		if !is.Touched && !is.Replicated() {
 			s.left++
 		}
 		if is.Used == was.Used && is.Whole == was.Whole {
@@ -86,7 +86,7 @@ func measure(n *fit.Node, a *fit.Ask, p fit.Placement) shape {
 		switch {
 		case is.Whole:
 			s.whole = true
-		case !was.Touched:
+		case !was.Touched && !was.Replicated():
 			s.opened++
 			s.shares = true
 		default:
@@ -102,7 +102,8 @@ func measure(n *fit.Node, a *fit.Ask, p fit.Placement) shape {
 func packNode(n *fit.Node, a *fit.Ask, p fit.Placement) int64 {
 	s := measure(n, a, p)
 	if s.whole && !s.shares {
-		return s.left<<36 | min(s.cardGiB, 1<<16-1)<<20 | s.free
+		// Above all that a replica costs: who is content with one gets that.
+		return 1<<60 | s.left<<36 | min(s.cardGiB, 1<<16-1)<<20 | s.free
 	}
 	return s.opened<<52 | s.remain<<36 | s.left<<20 | s.free
 }

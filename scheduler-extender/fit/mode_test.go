@@ -1,0 +1,135 @@
+package fit_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+	"github.com/carve-gpu/carve/scheduler-extender/score"
+)
+
+// Each card with what it answers to each pod: the mode that the pod gets there, or the
+// words of the refusal.
+func TestModesOfACard(t *testing.T) {
+	serves := &fit.Modes{MPS: true, Timeslice: true}
+	replicas := func(mode api.Mode, n int) *fit.Modes {
+		return &fit.Modes{MPS: true, Timeslice: true, Only: mode, Replicas: n}
+	}
+	with := func(change func(c *fit.Card)) fit.Card { c := card(0); change(&c); return c }
+	taken := func(mode api.Mode, m *fit.Modes) fit.Card {
+		return with(func(c *fit.Card) { c.Modes, c.Mode, c.Touched, c.Used = m, mode, true, fit.Amount{MemMiB: 100, Slots: 1} })
+	}
+	pods := map[string]api.Request{
+		"plain":      {Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}},
+		"two":        {Containers: []api.ContainerRequest{{Name: "app", Cards: 2, Whole: true}}},
+		"share":      {Containers: []api.ContainerRequest{mem("app", api.App, 8000)}},
+		"exclusive":  {Isolation: api.ModeExclusive, Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}},
+		"vgpu":       {Isolation: api.ModeVGPU, Containers: []api.ContainerRequest{mem("app", api.App, 8000)}},
+		"mps":        {Isolation: api.ModeMPS, Containers: []api.ContainerRequest{mem("app", api.App, 8000)}},
+		"mps plain":  {Isolation: api.ModeMPS, Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}},
+		"slice":      {Isolation: api.ModeTimeslice, Containers: []api.ContainerRequest{mem("app", api.App, 8000)}},
+		"part of it": {Isolation: api.ModeTimeslice, Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Cores: 30}}},
+	}
+	for name, c := range map[string]struct {
+		card fit.Card
+		want map[string]string
+	}{
+		"an empty card of a node that serves all": {with(func(c *fit.Card) { c.Modes = serves }), map[string]string{
+			"plain": "exclusive", "share": "vgpu", "exclusive": "exclusive", "vgpu": "vgpu", "mps": "mps", "slice": "timeslice",
+			"mps plain":  "isolation mps needs nvidia.com/gpumem or nvidia.com/gpumem-percentage, except on cards that NVIDIA's configuration gives in replicas",
+			"part of it": "isolation timeslice needs nvidia.com/gpumem"}},
+		"one of an agent from before": {card(0), map[string]string{
+			"plain": "exclusive", "share": "vgpu", "mps": "the node doesn't serve mode mps on the card: it needs the MPS keeper", "slice": "the node doesn't serve mode timeslice"}},
+		"one with pods under MPS": {taken(api.ModeMPS, serves), map[string]string{
+			"plain": "asked the whole card, which is shared", "share": "asked mode vgpu, the card is in mode mps until its pods are gone",
+			"mps": "mps", "slice": "asked mode timeslice, the card is in mode mps"}},
+		"one with shares": {taken(api.ModeVGPU, serves), map[string]string{"share": "vgpu", "mps": "asked mode mps, the card is in mode vgpu", "slice": "the card is in mode vgpu"}},
+		"one whose pods are in several modes": {taken(fit.Mixed, serves), map[string]string{
+			"share": "its pods are in several modes", "mps": "its pods are in several modes", "slice": "its pods are in several modes"}},
+		"one whose MPS daemon is down": {with(func(c *fit.Card) { c.Modes = &fit.Modes{MPS: true, Timeslice: true, MPSDown: "it died twice"} }), map[string]string{
+			"share": "vgpu", "slice": "timeslice", "mps": "the card takes nothing new in mode mps: it died twice"}},
+		"one in four time slices": {with(func(c *fit.Card) { c.Modes, c.Slots = replicas(api.ModeTimeslice, 4), 4 }), map[string]string{
+			"plain": "timeslice", "slice": "timeslice", "part of it": "timeslice",
+			"share":     "asked a share without isolation, NVIDIA's configuration gives the card in 4 replicas of mode timeslice, where nothing holds a share",
+			"exclusive": "asked isolation exclusive, NVIDIA's configuration gives the card in 4 replicas of mode timeslice",
+			"vgpu":      "asked isolation vgpu", "mps": "asked isolation mps", "mps plain": "asked isolation mps"}},
+		"one in four replicas under MPS": {with(func(c *fit.Card) { c.Modes, c.Slots = replicas(api.ModeMPS, 4), 4 }), map[string]string{
+			"plain": "mps", "share": "mps", "mps": "mps", "mps plain": "mps", "slice": "asked isolation timeslice", "exclusive": "asked isolation exclusive"}},
+		"one in replicas that is still full of shares": {taken(api.ModeVGPU, replicas(api.ModeTimeslice, 4)), map[string]string{
+			"plain": "asked mode timeslice, the card is in mode vgpu until its pods are gone", "share": "asked a share without isolation"}},
+		"one whose replicas are all taken": {with(func(c *fit.Card) {
+			c.Modes, c.Mode, c.Slots, c.Touched, c.Used = replicas(api.ModeTimeslice, 2), api.ModeTimeslice, 2, true, fit.Amount{MemMiB: 80 * gib, Cores: 100, Slots: 2}
+		}), map[string]string{"plain": "asked a replica, all 2 of the card are taken"}},
+	} {
+		for pod, want := range c.want {
+			t.Run(name+"/"+pod, func(t *testing.T) {
+				a, refusal := fit.NewAsk(pods[pod])
+				if refusal != nil {
+					t.Fatal(refusal)
+				}
+				n := node(c.card)
+				p, refusal := fit.Fit(n, a, score.Binpack.Card)
+				got := ""
+				if refusal != nil {
+					got = refusal.Message(n, a, "")
+				} else {
+					got = string(a.Grant(n, p, "u").Containers["app"][0].Mode)
+				}
+				if got != want && (refusal == nil || !strings.HasPrefix(got, "n1: card 0 (GPU-a, A100-80): "+want)) {
+					t.Fatalf("%q, want %q", got, want)
+				}
+			})
+		}
+	}
+}
+
+func TestReplicasOfSeveralCards(t *testing.T) {
+	replicated := func(mode api.Mode, one bool) fit.Card {
+		c := card(0)
+		c.Modes, c.Slots = &fit.Modes{MPS: true, Timeslice: true, Only: mode, Replicas: 4, OneOnly: one}, 4
+		return c
+	}
+	two := api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 2, Whole: true}}}
+	for name, c := range map[string]struct {
+		node *fit.Node
+		want string
+	}{
+		"two cards in replicas":   {node(replicated(api.ModeTimeslice, false), replicated(api.ModeTimeslice, false)), "timeslice 20480 25"},
+		"two whole ones":          {node(replicated(api.ModeTimeslice, false), card(0), card(0)), "exclusive 0 0"},
+		"one of each":             {node(replicated(api.ModeTimeslice, false), card(0)), "n1: asked 2 cards, free are 1 whole ones and replicas of 1: a container has all of one kind"},
+		"the file allows one":     {node(replicated(api.ModeTimeslice, true), replicated(api.ModeTimeslice, true)), "0 of 2 cards fit; nearest miss card 0 (GPU-a, A100-80): asked 2 cards; NVIDIA's configuration has failRequestsGreaterThanOne"},
+		"one card under MPS each": {node(replicated(api.ModeMPS, false), replicated(api.ModeMPS, false)), "in mode mps a container has one card"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, _ := fit.NewAsk(two)
+			p, refusal := fit.Fit(c.node, a, score.Binpack.Card)
+			got := ""
+			if refusal != nil {
+				got = refusal.Message(c.node, a, "")
+			} else {
+				g := a.Grant(c.node, p, "u").Containers["app"][1]
+				got = fmt.Sprint(g.Mode, " ", g.MemMiB, " ", g.Cores)
+			}
+			if !strings.Contains(got, c.want) {
+				t.Fatalf("%q, want %q", got, c.want)
+			}
+		})
+	}
+	// Who is content with a replica leaves the whole cards to others.
+	a, _ := fit.NewAsk(api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}})
+	for _, policy := range []score.Policy{score.Binpack, score.Spread} {
+		mixed := node(card(0), replicated(api.ModeTimeslice, false))
+		p, _ := fit.Fit(mixed, a, policy.Card)
+		if p[0][0] != 1 {
+			t.Errorf("%s: the whole card goes first", policy.Name)
+		}
+		whole, some := node(card(0)), node(replicated(api.ModeTimeslice, false))
+		pw, _ := fit.Fit(whole, a, policy.Card)
+		ps, _ := fit.Fit(some, a, policy.Card)
+		if policy.Node(some, a, ps) >= policy.Node(whole, a, pw) {
+			t.Errorf("%s: the node with the whole card goes first", policy.Name)
+		}
+	}
+}
