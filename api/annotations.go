@@ -150,13 +150,34 @@ func (r Request) Warnings() []string {
 			out = append(out, fmt.Sprintf("container %s: %s: %d MiB may not hold the context of one process, which takes 100 to 620 MiB depending on the card; write 8000 or 8Gi for 8 GB", c.Name, ResourceMemory, c.MemMiB))
 		}
 	}
-	if r.WholeOnly() || r.Isolation == ModeExclusive {
-		for key, said := range map[string]bool{AnnotationManagedMemory: r.Managed != "", AnnotationOversell: r.Oversell != ""} {
-			if said && len(r.Containers) > 0 {
-				out = append(out, "annotation "+key+" has no effect: the pod asks for whole cards, which nothing of carve's stands before")
+	var idle []string
+	without := func(why string, said map[string]bool) {
+		for key, is := range said {
+			if is {
+				idle = append(idle, "annotation "+key+" has no effect: "+why)
 			}
 		}
-		slices.Sort(out)
 	}
-	return out
+	memory := map[string]bool{AnnotationManagedMemory: r.Managed != "", AnnotationOversell: r.Oversell != ""}
+	compute := map[string]bool{AnnotationCompute: r.Fixed, AnnotationComputePriority: r.LowPriority}
+	switch {
+	case len(r.Containers) == 0:
+	case r.WholeOnly() || r.Isolation == ModeExclusive:
+		without("the pod asks for whole cards, which nothing of carve's stands before", memory)
+	case r.Isolation == ModeTimeslice:
+		out = append(out, "isolation timeslice holds no program to its memory or compute: the amounts are counted for placement, and nothing more")
+		without("with isolation timeslice nothing of carve's stands before the card", memory)
+		without("with isolation timeslice the driver divides the compute", compute)
+	case r.Isolation == ModeMPS:
+		without("with isolation mps "+ResourceCores+" is always a cap, and MPS divides the rest", compute)
+	}
+	if r.Isolation == ModeMPS || r.Isolation == ModeTimeslice {
+		for _, c := range r.Containers {
+			if c.MIG == nil && c.MemMiB == 0 && c.MemPercent == 0 {
+				out = append(out, fmt.Sprintf("container %s: isolation %s without %s or %s is for cards that NVIDIA's configuration gives in replicas; on others no node will take the pod", c.Name, r.Isolation, ResourceMemory, ResourceMemoryPercent))
+			}
+		}
+	}
+	slices.Sort(idle)
+	return append(out, idle...)
 }

@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"sort"
+	"strconv"
 	"strings"
 )
 
@@ -316,6 +317,13 @@ func (r *Request) parseAnnotations(a map[string]string) error {
 		}
 		if r.Isolation = Mode(v); v == hamiModeSharing {
 			r.Isolation = ModeVGPU
+		}
+	}
+	if r.Isolation == ModeMPS {
+		for _, c := range r.Containers {
+			if c.Cards > 1 {
+				return &FieldError{"container " + c.Name + ": " + ResourceGPU, strconv.Itoa(c.Cards), "1 card with isolation mps, since the processes of a container reach one MPS daemon"}
+			}
 		}
 	}
 	if v, ok := a[AnnotationCardPolicy]; ok {

@@ -92,42 +92,44 @@ func TestRequestsThatCanNotBeMeant(t *testing.T) {
 		annotations  map[string]string
 		field, value string
 	}{
-		"101 percent of compute":              {[]string{"nvidia.com/gpucores", "101"}, nil, "nvidia.com/gpucores", "101"},
-		"101 percent of memory":               {[]string{"nvidia.com/gpumem-percentage", "101"}, nil, "nvidia.com/gpumem-percentage", "101"},
-		"a negative number of cards":          {[]string{"nvidia.com/gpu", "-1"}, nil, "nvidia.com/gpu", "-1"},
-		"more cards than any node has":        {[]string{"nvidia.com/gpu", "17"}, nil, "nvidia.com/gpu", "17"},
-		"more memory than any card has":       {[]string{"nvidia.com/gpumem", "8G"}, nil, "nvidia.com/gpumem", "8G"},
-		"half a card":                         {[]string{"nvidia.com/gpu", "500m"}, nil, "nvidia.com/gpu", "500m"},
-		"memory in both ways":                 {[]string{"nvidia.com/gpumem", "1", "nvidia.com/gpumem-percentage", "1"}, nil, "nvidia.com/gpumem-percentage", "1"},
-		"a share of no card":                  {[]string{"nvidia.com/gpu", "0", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/gpu", "0"},
-		"compute and no memory":               {[]string{"nvidia.com/gpucores", "30", "nvidia.com/gpumem", "0"}, nil, "nvidia.com/gpumem", "0"},
-		"instances and a share":               {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/mig-*", "1g.10gb"},
-		"instances and a card":                {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpu", "1"}, nil, "nvidia.com/mig-*", "1g.10gb"},
-		"a million instances":                 {[]string{"nvidia.com/mig-1g.10gb", "1000000"}, nil, "nvidia.com/mig-1g.10gb", "1000000"},
-		"a third priority":                    {[]string{"nvidia.com/gpumem", "1", "nvidia.com/priority", "2"}, nil, "nvidia.com/priority", "2"},
-		"an unknown isolation":                {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationIsolation: "vm"}, api.AnnotationIsolation, "vm"},
-		"an unknown mode of HAMi's":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiMode: "vm"}, api.HAMiMode, "vm"},
-		"an unknown policy":                   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardPolicy: "best"}, api.AnnotationCardPolicy, "best"},
-		"an unknown policy of HAMi's":         {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiCardPolicy: "best"}, api.HAMiCardPolicy, "best"},
-		"an unknown compute policy":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCompute: "soft"}, api.AnnotationCompute, "soft"},
-		"an unknown policy on managed memory": {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationManagedMemory: "free"}, api.AnnotationManagedMemory, "free"},
-		"no policy on managed memory":         {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationManagedMemory: ""}, api.AnnotationManagedMemory, ""},
-		"an unknown way to oversell":          {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationOversell: "disk"}, api.AnnotationOversell, "disk"},
-		"oversold what is forbidden":          {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationOversell: "host", api.AnnotationManagedMemory: "forbid"}, api.AnnotationOversell, "host"},
-		"a mistyped annotation":               {[]string{"nvidia.com/gpumem", "1"}, map[string]string{"carve.dev/card-modles": "A100"}, "annotations", "carve.dev/card-modles"},
-		"a container's annotation on a pod":   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationSlice: "x/y@1"}, "annotations", api.AnnotationSlice},
-		"a resource's name as an annotation":  {[]string{"nvidia.com/gpumem", "1"}, map[string]string{"carve.dev/gpumem": "1"}, "annotations", "carve.dev/gpumem"},
-		"no models":                           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: ""}, api.AnnotationCardModels, ""},
-		"an empty model":                      {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "A100, ,H100"}, api.AnnotationCardModels, " (in A100, ,H100)"},
-		"a model list that ends with a comma": {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "A100,"}, api.AnnotationCardModels, " (in A100,)"},
-		"no model excluded":                   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "!"}, api.AnnotationCardModels, "!"},
-		"no card excluded":                    {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA + ",! "}, api.AnnotationCardUUIDs, "! (in "},
-		"an index for a card":                 {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: "0"}, api.AnnotationCardUUIDs, "0"},
-		"a UUID that is cut short":            {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA[:20]}, api.AnnotationCardUUIDs, cardA[:20]},
-		"a UUID with a letter that isn't":     {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA[:39] + "g"}, api.AnnotationCardUUIDs, cardA[:39] + "g"},
-		"a UUID without its dashes":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: strings.ReplaceAll(cardA, "-", "0")}, api.AnnotationCardUUIDs, ""},
-		"an instance's UUID":                  {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: "MIG" + cardA[3:]}, api.AnnotationCardUUIDs, "MIG"},
-		"an unknown compute priority":         {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationComputePriority: "2"}, api.AnnotationComputePriority, "2"},
+		"101 percent of compute":               {[]string{"nvidia.com/gpucores", "101"}, nil, "nvidia.com/gpucores", "101"},
+		"101 percent of memory":                {[]string{"nvidia.com/gpumem-percentage", "101"}, nil, "nvidia.com/gpumem-percentage", "101"},
+		"a negative number of cards":           {[]string{"nvidia.com/gpu", "-1"}, nil, "nvidia.com/gpu", "-1"},
+		"more cards than any node has":         {[]string{"nvidia.com/gpu", "17"}, nil, "nvidia.com/gpu", "17"},
+		"more memory than any card has":        {[]string{"nvidia.com/gpumem", "8G"}, nil, "nvidia.com/gpumem", "8G"},
+		"half a card":                          {[]string{"nvidia.com/gpu", "500m"}, nil, "nvidia.com/gpu", "500m"},
+		"memory in both ways":                  {[]string{"nvidia.com/gpumem", "1", "nvidia.com/gpumem-percentage", "1"}, nil, "nvidia.com/gpumem-percentage", "1"},
+		"a share of no card":                   {[]string{"nvidia.com/gpu", "0", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/gpu", "0"},
+		"compute and no memory":                {[]string{"nvidia.com/gpucores", "30", "nvidia.com/gpumem", "0"}, nil, "nvidia.com/gpumem", "0"},
+		"instances and a share":                {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpumem", "8000"}, nil, "nvidia.com/mig-*", "1g.10gb"},
+		"instances and a card":                 {[]string{"nvidia.com/mig-1g.10gb", "1", "nvidia.com/gpu", "1"}, nil, "nvidia.com/mig-*", "1g.10gb"},
+		"a million instances":                  {[]string{"nvidia.com/mig-1g.10gb", "1000000"}, nil, "nvidia.com/mig-1g.10gb", "1000000"},
+		"a third priority":                     {[]string{"nvidia.com/gpumem", "1", "nvidia.com/priority", "2"}, nil, "nvidia.com/priority", "2"},
+		"two cards under MPS":                  {[]string{"nvidia.com/gpu", "2", "nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationIsolation: "mps"}, "container app: nvidia.com/gpu", "2"},
+		"two cards under MPS, as HAMi says it": {[]string{"nvidia.com/gpu", "2"}, map[string]string{api.HAMiMode: "mps"}, "container app: nvidia.com/gpu", "2"},
+		"an unknown isolation":                 {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationIsolation: "vm"}, api.AnnotationIsolation, "vm"},
+		"an unknown mode of HAMi's":            {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiMode: "vm"}, api.HAMiMode, "vm"},
+		"an unknown policy":                    {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardPolicy: "best"}, api.AnnotationCardPolicy, "best"},
+		"an unknown policy of HAMi's":          {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.HAMiCardPolicy: "best"}, api.HAMiCardPolicy, "best"},
+		"an unknown compute policy":            {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCompute: "soft"}, api.AnnotationCompute, "soft"},
+		"an unknown policy on managed memory":  {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationManagedMemory: "free"}, api.AnnotationManagedMemory, "free"},
+		"no policy on managed memory":          {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationManagedMemory: ""}, api.AnnotationManagedMemory, ""},
+		"an unknown way to oversell":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationOversell: "disk"}, api.AnnotationOversell, "disk"},
+		"oversold what is forbidden":           {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationOversell: "host", api.AnnotationManagedMemory: "forbid"}, api.AnnotationOversell, "host"},
+		"a mistyped annotation":                {[]string{"nvidia.com/gpumem", "1"}, map[string]string{"carve.dev/card-modles": "A100"}, "annotations", "carve.dev/card-modles"},
+		"a container's annotation on a pod":    {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationSlice: "x/y@1"}, "annotations", api.AnnotationSlice},
+		"a resource's name as an annotation":   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{"carve.dev/gpumem": "1"}, "annotations", "carve.dev/gpumem"},
+		"no models":                            {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: ""}, api.AnnotationCardModels, ""},
+		"an empty model":                       {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "A100, ,H100"}, api.AnnotationCardModels, " (in A100, ,H100)"},
+		"a model list that ends with a comma":  {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "A100,"}, api.AnnotationCardModels, " (in A100,)"},
+		"no model excluded":                    {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardModels: "!"}, api.AnnotationCardModels, "!"},
+		"no card excluded":                     {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA + ",! "}, api.AnnotationCardUUIDs, "! (in "},
+		"an index for a card":                  {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: "0"}, api.AnnotationCardUUIDs, "0"},
+		"a UUID that is cut short":             {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA[:20]}, api.AnnotationCardUUIDs, cardA[:20]},
+		"a UUID with a letter that isn't":      {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: cardA[:39] + "g"}, api.AnnotationCardUUIDs, cardA[:39] + "g"},
+		"a UUID without its dashes":            {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: strings.ReplaceAll(cardA, "-", "0")}, api.AnnotationCardUUIDs, ""},
+		"an instance's UUID":                   {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationCardUUIDs: "MIG" + cardA[3:]}, api.AnnotationCardUUIDs, "MIG"},
+		"an unknown compute priority":          {[]string{"nvidia.com/gpumem", "1"}, map[string]string{api.AnnotationComputePriority: "2"}, api.AnnotationComputePriority, "2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := api.ParseRequest(app(c.kv...), c.annotations)
@@ -262,6 +264,33 @@ func TestSmallSharesAreWarnedOf(t *testing.T) {
 		r, err := api.ParseRequest(app(kv[:]...), nil)
 		if w := r.Warnings(); err != nil || len(w) != want {
 			t.Errorf("%s: %q, %v", kv, w, err)
+		}
+	}
+}
+
+func TestWhatAModeDoesNotHoldIsWarnedOf(t *testing.T) {
+	for name, c := range map[string]struct {
+		resources   []string
+		annotations map[string]string
+		want        []string
+	}{
+		"a time slice": {[]string{"nvidia.com/gpumem", "8000"}, map[string]string{api.AnnotationIsolation: "timeslice"}, []string{"holds no program"}},
+		"one with wishes": {[]string{"nvidia.com/gpumem", "8000"}, map[string]string{api.AnnotationIsolation: "timeslice", api.AnnotationCompute: "fixed", api.AnnotationManagedMemory: "count"},
+			[]string{"holds no program", "annotation carve.dev/compute has no effect", "annotation carve.dev/managed-memory has no effect"}},
+		"a replica that is asked for by name": {[]string{"nvidia.com/gpu", "1"}, map[string]string{api.HAMiMode: "mps"}, []string{"container app: isolation mps without nvidia.com/gpumem"}},
+		"a share under MPS":                   {[]string{"nvidia.com/gpumem", "8000"}, map[string]string{api.AnnotationIsolation: "mps", api.AnnotationManagedMemory: "count"}, nil},
+		"one that would wait for others":      {[]string{"nvidia.com/gpumem", "8000"}, map[string]string{api.AnnotationIsolation: "mps", api.AnnotationComputePriority: "low"}, []string{"annotation carve.dev/compute-priority has no effect"}},
+	} {
+		r, err := api.ParseRequest(app(c.resources...), c.annotations)
+		got := r.Warnings()
+		if err != nil || len(got) != len(c.want) {
+			t.Errorf("%s: %q, %v", name, got, err)
+			continue
+		}
+		for i := range got {
+			if !strings.Contains(got[i], c.want[i]) {
+				t.Errorf("%s: %q, want %q", name, got[i], c.want[i])
+			}
 		}
 	}
 }

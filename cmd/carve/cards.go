@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -36,6 +37,12 @@ type cardView struct {
 	HookDown    bool   `json:"hookDown,omitempty"`
 	AgentDown   bool   `json:"agentDown,omitempty"`
 	Unmanaged   bool   `json:"unmanaged,omitempty"`
+	// Modes are those in which the card can be given beside vgpu and exclusive, Mode is
+	// that of its slices. Sharing is what NVIDIA's configuration says of it.
+	Modes   []string          `json:"modes,omitempty"`
+	Mode    string            `json:"mode,omitempty"`
+	Sharing *v1alpha1.Sharing `json:"sharing,omitempty"`
+	MPS     *v1alpha1.MPS     `json:"mps,omitempty"`
 	// Enforcement is the node's, Layers are the card's.
 	Enforcement       string           `json:"enforcement,omitempty"`
 	EnforcementReason string           `json:"enforcementReason,omitempty"`
@@ -58,6 +65,9 @@ A report stays as it is when its agent is gone. So the Nodes are looked at too,
 for the taint carve.dev/hook-down, which the extender sets about ten seconds
 after: such cards are shown as "agent down", their slices as they were last
 reported. Whoever may not list Nodes gets the table without that, and a note.
+
+MODE is how the card is shared: vgpu, mps, timeslice or exclusive, which is that of
+its slices; or what the node's file of NVIDIA's device plugin sets for it.
 
 -o wide adds what holds memory limits on each card: dmem (the kernel) or guard
 stop every program; library alone is advisory, and below the table stands what
@@ -153,6 +163,7 @@ func viewCards(nodes []v1alpha1.GPUNode) []cardView {
 				Node: n.Name, Index: c.Index, UUID: c.UUID, Model: c.Model, SoftwareGPU: n.Status.SoftwareGPU,
 				MemoryMiB: c.MemoryMiB, Health: c.Health.State, Reason: c.Health.Reason, Cordoned: cordoned[c.UUID], CordonedFor: string(n.Spec.CordonReasons[c.UUID]),
 				HookDown: n.Status.HookConnectedSince == nil, Enforcement: n.Status.Enforcement, EnforcementReason: n.Status.EnforcementReason, Layers: c.Layers, Slices: c.Slices,
+				Modes: c.Modes, Sharing: c.Sharing, MPS: c.MPS,
 			}
 			if v.Slices == nil {
 				v.Slices = []v1alpha1.Slice{}
@@ -161,6 +172,7 @@ func viewCards(nodes []v1alpha1.GPUNode) []cardView {
 				a, b := v.Slices[i], v.Slices[j]
 				return a.Namespace+"/"+a.Pod+"/"+a.Container < b.Namespace+"/"+b.Pod+"/"+b.Container
 			})
+			v.Mode = modeOf(c.Slices)
 			for _, s := range c.Slices {
 				if s.Mode == "exclusive" {
 					v.GrantedMiB, v.Cores = c.MemoryMiB, 100
@@ -182,6 +194,30 @@ func viewCards(nodes []v1alpha1.GPUNode) []cardView {
 	return out
 }
 
+// modeOf is the mode of a card's slices: of a sound card they have one.
+func modeOf(all []v1alpha1.Slice) string {
+	var modes []string
+	for _, s := range all {
+		if !slices.Contains(modes, s.Mode) {
+			modes = append(modes, s.Mode)
+		}
+	}
+	slices.Sort(modes)
+	return strings.Join(modes, "+")
+}
+
+// shared says in a few words how a card is given: in replicas, or as its slices are.
+func (c cardView) shared() string {
+	if c.Sharing != nil {
+		out := fmt.Sprintf("%s, %d of %d replicas", c.Sharing.Mode, len(c.Slices), c.Sharing.Replicas)
+		if c.Mode != "" && c.Mode != c.Sharing.Mode {
+			out = fmt.Sprintf("%s, then %s in %d replicas", c.Mode, c.Sharing.Mode, c.Sharing.Replicas)
+		}
+		return out
+	}
+	return cmp.Or(c.Mode, "-")
+}
+
 // printCards prints a line for each card and, below it, a line for each slice. wide
 // adds what holds the limits.
 func printCards(w io.Writer, cards []cardView, wide bool) error {
@@ -196,7 +232,7 @@ func printCards(w io.Writer, cards []cardView, wide bool) error {
 		}
 		return column + "\t"
 	}
-	fmt.Fprintln(t, "NODE\tCARD\tMODEL / HOLDER\tMEMORY MiB\tFREE MiB\t"+more("RESIDUAL MiB\tLIMITS BY")+"CORES\tSTATE")
+	fmt.Fprintln(t, "NODE\tCARD\tMODEL / HOLDER\tMEMORY MiB\tFREE MiB\t"+more("RESIDUAL MiB\tLIMITS BY")+"CORES\tMODE\tSTATE")
 	for _, c := range cards {
 		model := c.Model
 		if c.SoftwareGPU {
@@ -206,7 +242,7 @@ func printCards(w io.Writer, cards []cardView, wide bool) error {
 		if c.Layers != nil {
 			layers = strings.Join(c.Layers, ", ")
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%s%d%%\t%s\n", c.Node, c.Index, model, c.MemoryMiB, c.FreeMiB, more("\t"+layers), c.Cores, state(c))
+		fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%s%d%%\t%s\t%s\n", c.Node, c.Index, model, c.MemoryMiB, c.FreeMiB, more("\t"+layers), c.Cores, c.shared(), state(c))
 		for i, s := range c.Slices {
 			branch := "├─"
 			if i == len(c.Slices)-1 {
@@ -222,7 +258,7 @@ func printCards(w io.Writer, cards []cardView, wide bool) error {
 			if s.ResidualMiB > 0 {
 				residual = fmt.Sprint(s.ResidualMiB)
 			}
-			fmt.Fprintf(t, "\t\t%s %s/%s %s\t%s\t\t%s%s\t%s\n", branch, s.Namespace, s.Pod, s.Container, memory, more(residual+"\t"), cores, s.State)
+			fmt.Fprintf(t, "\t\t%s %s/%s %s\t%s\t\t%s%s\t%s\t%s\n", branch, s.Namespace, s.Pod, s.Container, memory, more(residual+"\t"), cores, s.Mode, s.State)
 		}
 	}
 	if err := t.Flush(); err != nil || !wide {
@@ -259,6 +295,9 @@ func state(c cardView) string {
 			cordoned += " (" + c.CordonedFor + ")"
 		}
 		parts = append(parts, cordoned)
+	}
+	if c.MPS != nil && !c.MPS.Ready {
+		parts = append(parts, "MPS down ("+c.MPS.Reason+")")
 	}
 	if c.HookDown {
 		parts = append(parts, "hook down")

@@ -252,6 +252,9 @@ func printExplainedSlices(b *strings.Builder, all []explain.Slice, hidden bool) 
 		} else if s.Cores > 0 {
 			cores = strings.TrimSpace(fmt.Sprintf("%d%% %s", s.Cores, s.Compute))
 		}
+		if s.Mode == "mps" || s.Mode == "timeslice" {
+			memory += ", mode " + s.Mode
+		}
 		if s.LowPriority {
 			cores += ", low priority"
 		}
@@ -311,7 +314,14 @@ func printNodes(b *strings.Builder, all []explain.Node, every bool) {
 			case !n.Fits && n.OfNode:
 				verdict = "has room"
 			}
-			fmt.Fprintf(b, "  card %d (%s, %s): %s", c.Index, c.UUID, strings.TrimPrefix(c.Model, "NVIDIA "), verdict)
+			what := strings.TrimPrefix(c.Model, "NVIDIA ")
+			switch {
+			case c.Sharing != "":
+				what += ", " + c.Sharing
+			case c.Mode != "" && c.Mode != string(api.ModeVGPU):
+				what += ", mode " + c.Mode
+			}
+			fmt.Fprintf(b, "  card %d (%s, %s): %s", c.Index, c.UUID, what, verdict)
 			if c.Missing > 0 {
 				fmt.Fprintf(b, "; %s missing", missing(c))
 			}

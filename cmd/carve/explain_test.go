@@ -206,7 +206,18 @@ func TestExplainTexts(t *testing.T) {
 		{"it asks for nothing", nil, explain.NoRequest, nil},
 		{"a percentage that can't be", map[string]string{"gpu": "1", "gpucores": "130"}, explain.Invalid, nil},
 		{"more memory than any card has", map[string]string{"gpumem": "90000"}, explain.Never, nil},
-		{"a mode that isn't served", share, explain.Invalid, func(w *world) { w.pod.Annotations = map[string]string{api.AnnotationIsolation: "mps"} }},
+		{"a mode that isn't served", share, explain.Invalid, func(w *world) { w.pod.Annotations = map[string]string{api.AnnotationIsolation: "mig"} }},
+		{"a mode that the nodes don't serve", share, explain.Isolation, func(w *world) { w.pod.Annotations = map[string]string{api.AnnotationIsolation: "mps"} }},
+		{"cards in other modes", share, explain.NoRoom, func(w *world) {
+			w.pod.Annotations = map[string]string{api.AnnotationIsolation: "timeslice"}
+			for i := range w.reports {
+				for j := range w.reports[i].Status.Cards {
+					w.reports[i].Status.Cards[j].Modes = []string{"timeslice"}
+				}
+			}
+			w.card("n2", "GPU-a").Sharing = &v1alpha1.Sharing{Mode: "mps", Replicas: 4}
+			w.card("n2", "GPU-b").Health = v1alpha1.Health{State: v1alpha1.Lost}
+		}},
 		{"no managed node", share, explain.NoManagedNode, func(w *world) {
 			for _, n := range w.nodes {
 				n.Labels = nil

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/vgpu/agent"
 )
 
@@ -34,8 +35,14 @@ func TestTheNodeChoosesByTheExtendersArithmetic(t *testing.T) {
 		"sick, cordoned and whole ones": {api.Request{Containers: []api.ContainerRequest{share("app", 1, 8000)}}, func(r []agent.Room) { r[0].Unfit, r[1].Cordoned, r[2].Whole, r[2].Touched = true, true, true, true }, "asked"},
 		"a whole card is an empty one":  {api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}}, func(r []agent.Room) { r[0].UsedMiB, r[0].Touched = 1, true }, "app=GPU-1"},
 		"more cards than there are":     {api.Request{Containers: []api.ContainerRequest{share("app", 4, 8000)}}, nil, "asked 4 different cards, the node has 3"},
-		"a mode that isn't served":      {api.Request{Isolation: api.ModeMPS, Containers: []api.ContainerRequest{share("app", 1, 8000)}}, nil, `isolation "mps" is not served`},
-		"another model":                 {api.Request{Models: api.Selector{Only: []string{"H100"}}, Containers: []api.ContainerRequest{share("app", 1, 8000)}}, nil, "card-models"},
+		"a mode that isn't served":      {api.Request{Isolation: api.ModeMPS, Containers: []api.ContainerRequest{share("app", 1, 8000)}}, nil, "the node doesn't serve mode mps"},
+		"no share beside time slices":   {api.Request{Containers: []api.ContainerRequest{share("app", 1, 8000)}}, func(r []agent.Room) { r[0].Mode, r[0].Touched, r[0].UsedMiB = api.ModeTimeslice, true, 100 }, "app=GPU-1"},
+		"a replica": {api.Request{Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}}, func(r []agent.Room) {
+			for i := range r {
+				r[i].Modes, r[i].Sharing = []string{"timeslice"}, &v1alpha1.Sharing{Mode: "timeslice", Replicas: 2}
+			}
+		}, "app=GPU-0"},
+		"another model": {api.Request{Models: api.Selector{Only: []string{"H100"}}, Containers: []api.ContainerRequest{share("app", 1, 8000)}}, nil, "card-models"},
 	} {
 		cards := rooms()
 		if c.edit != nil {

@@ -156,7 +156,7 @@ func localCards(ctx context.Context, local *localFlags) ([]cardView, error) {
 		if v.Slices == nil {
 			v.Slices = []v1alpha1.Slice{}
 		}
-		v.FreeMiB = max(0, v.MemoryMiB-v.GrantedMiB)
+		v.FreeMiB, v.Mode = max(0, v.MemoryMiB-v.GrantedMiB), modeOf(v.Slices)
 		out = append(out, v)
 	}
 	return out, nil
@@ -181,7 +181,7 @@ func printSlices(w io.Writer, list []sliceView) error {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tNAMESPACE\tPOD\tCONTAINER\tCARD\tMEMORY MiB\tUSED MiB\tRESIDUAL MiB\tCORES\tSTATE")
+	fmt.Fprintln(t, "NODE\tNAMESPACE\tPOD\tCONTAINER\tCARD\tMEMORY MiB\tUSED MiB\tRESIDUAL MiB\tCORES\tMODE\tSTATE")
 	for _, s := range list {
 		memory, cores, used, residual := fmt.Sprint(s.MemMiB), "-", "-", "-"
 		if s.Mode == string(api.ModeExclusive) {
@@ -199,7 +199,7 @@ func printSlices(w io.Writer, list []sliceView) error {
 		if s.Fault != "" {
 			state += ", cut off"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Node, s.Namespace, s.Pod, s.Container, s.Card, memory, used, residual, cores, state)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Node, s.Namespace, s.Pod, s.Container, s.Card, memory, used, residual, cores, s.Mode, state)
 	}
 	if err := t.Flush(); err != nil {
 		return err

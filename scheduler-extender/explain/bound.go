@@ -97,10 +97,12 @@ func (r *Report) bound(in Inputs, request api.Request, granted bool) {
 
 // limits says what holds shares to their memory; empty where no node has said.
 func limits(all []Slice) string {
-	var hard, weak []string
+	var hard, weak, loose []string
 	for _, s := range all {
 		switch {
-		case s.Mode != string(api.ModeVGPU) || s.Layers == nil:
+		case s.Mode == string(api.ModeTimeslice):
+			loose = append(loose, s.Container)
+		case s.Mode != string(api.ModeVGPU) && s.Mode != string(api.ModeMPS) || s.Layers == nil:
 		case s.Layers[0] == v1alpha1.LayerLibrary:
 			weak = append(weak, s.Container)
 		case !slices.Contains(hard, s.Layers[0]):
@@ -108,6 +110,8 @@ func limits(all []Slice) string {
 		}
 	}
 	switch {
+	case loose != nil:
+		return "none: in mode timeslice the amounts are counted, and nothing holds the program to them"
 	case weak != nil:
 		return "advisory, held by the library alone: " + api.AdvisoryMeans
 	case hard != nil:
@@ -235,11 +239,14 @@ func slicesOf(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) []Slice {
 		for _, cg := range g.Containers[spec.Name] {
 			s := Slice{Container: spec.Name, Card: cg.Card, Mode: string(cg.Mode), MemMiB: cg.MemMiB, Cores: cg.Cores,
 				Managed: string(cg.Managed), Oversell: string(cg.Oversell), init: spec.Kind == api.Init}
-			if cg.Cores > 0 && cg.Mode == api.ModeVGPU {
+			switch {
+			case cg.Cores == 0:
+			case cg.Mode == api.ModeVGPU && !cg.Fixed:
 				s.Compute = "elastic"
-				if cg.Fixed {
-					s.Compute = "fixed"
-				}
+			case cg.Mode == api.ModeVGPU || cg.Mode == api.ModeMPS:
+				s.Compute = "fixed"
+			case cg.Mode == api.ModeTimeslice:
+				s.Compute = "counted only"
 			}
 			s.LowPriority = cg.Low
 			s.compare(p, g, report)
@@ -277,6 +284,8 @@ func (s *Slice) compare(p *corev1.Pod, g api.Grant, report *v1alpha1.GPUNode) {
 			s.Drift = fmt.Sprintf("the node refuses generation %d: %s", g.Generation, is.Refusal)
 		case int(is.Generation) != g.Generation:
 			s.Drift = fmt.Sprintf("generation %d is in force, granted is %d", is.Generation, g.Generation)
+		case is.Mode != s.Mode:
+			s.Drift = fmt.Sprintf("mode %s is in force, granted is %s", is.Mode, s.Mode)
 		case is.MemMiB != s.MemMiB || int(is.Cores) != s.Cores:
 			s.Drift = fmt.Sprintf("%d MiB and %d%% of compute are in force", is.MemMiB, is.Cores)
 		case is.Managed != s.Managed || is.Oversell != s.Oversell:

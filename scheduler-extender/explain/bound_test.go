@@ -25,7 +25,7 @@ func TestPoliciesOnMemoryThatAreNotInForce(t *testing.T) {
 		p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "app"}}}}
 		p.UID = "u"
 		c.granted.Card, c.granted.MemMiB, c.granted.Mode = "GPU-a", 1000, api.ModeVGPU
-		c.reported.PodUID, c.reported.Container, c.reported.MemMiB, c.reported.Generation = "u", "app", 1000, 1
+		c.reported.PodUID, c.reported.Container, c.reported.MemMiB, c.reported.Mode, c.reported.Generation = "u", "app", 1000, "vgpu", 1
 		report := &v1alpha1.GPUNode{Status: v1alpha1.GPUNodeStatus{Cards: []v1alpha1.Card{{UUID: "GPU-a", Health: v1alpha1.Health{State: v1alpha1.Healthy}, Slices: []v1alpha1.Slice{c.reported}}}}}
 		got := slicesOf(p, api.Grant{Generation: 1, Containers: map[string][]api.CardGrant{"app": {c.granted}}}, report)
 		if len(got) != 1 || (got[0].Drift == "") != (c.want == "") || !strings.HasPrefix(got[0].Drift, c.want) {

@@ -51,6 +51,7 @@ const (
 	Quota         Verdict = "quota"           // a card is free; the namespace's shares have grown and its quota allows no more
 	Cordoned      Verdict = "cordoned"        // cards that have room are cordoned
 	Never         Verdict = "never"           // no card will ever fit
+	Isolation     Verdict = "isolation"       // no card is given in the mode that it asks for
 	WaitsForOther Verdict = "waits-for-other" // a card fits; something else keeps it pending
 	NotLookedAt   Verdict = "not-looked-at"   // a card fits; its scheduler has said nothing yet
 	Unknown       Verdict = "unknown"         // pending, and the nodes can't be read
@@ -146,9 +147,12 @@ type Card struct {
 	MemoryMiB int64  `json:"memoryMiB"`
 	FreeCores int    `json:"freeCores"`
 	FreeSlots int    `json:"freeSlots"`
-	Fits      bool   `json:"fits"`
-	Reason    string `json:"reason,omitempty"`
-	Message   string `json:"message,omitempty"`
+	// Mode is that of the card's pods, Sharing what NVIDIA's configuration sets.
+	Mode    string `json:"mode,omitempty"`
+	Sharing string `json:"sharing,omitempty"`
+	Fits    bool   `json:"fits"`
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
 	// Missing is how much more would have to be free, in the reason's unit.
 	Missing int64  `json:"missing,omitempty"`
 	Held    string `json:"held,omitempty"`
@@ -313,6 +317,8 @@ func (r *Report) refused() {
 		r.say(nearest.blocked(), "No node can take it. The nearest: "+nearest.Message)
 	case never:
 		r.say(Never, "No card that is there can ever serve it. Nearest miss: "+nearest.Message)
+	case fit.Reason(nearest.Reason) == fit.ReasonIsolation:
+		r.say(Isolation, "No card is given as it asks for. Nearest miss: "+nearest.Message)
 	default:
 		r.say(NoRoom, "No card has room for it as of now. Nearest miss: "+nearest.Message)
 		if otherwise != nil {

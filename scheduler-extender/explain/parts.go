@@ -20,7 +20,12 @@ import (
 func asks(r api.Request) []Ask {
 	out := []Ask{}
 	for _, c := range r.Containers {
-		out = append(out, Ask{c.Name, c.Kind.String(), askText(c)})
+		text := askText(c)
+		if c.Whole && (r.Isolation == api.ModeMPS || r.Isolation == api.ModeTimeslice) {
+			text = strings.Replace(text, "whole card", "replica of a card", 1)
+			text = strings.Replace(text, "of a cards", "of cards", 1)
+		}
+		out = append(out, Ask{c.Name, c.Kind.String(), text})
 	}
 	return out
 }
@@ -97,7 +102,10 @@ func node(j place.Judgement, object *corev1.Node, p *corev1.Pod) Node {
 		c := &j.Cards[i]
 		free := c.Free()
 		card := Card{Index: c.Index, UUID: c.UUID, Model: c.Model, FreeMiB: free.MemMiB, MemoryMiB: c.MemMiB,
-			FreeCores: free.Cores, FreeSlots: free.Slots, Fits: c.Refusal == nil, Held: c.Held}
+			FreeCores: free.Cores, FreeSlots: free.Slots, Mode: string(c.Mode), Fits: c.Refusal == nil, Held: c.Held}
+		if c.Replicated() {
+			card.Sharing = fmt.Sprintf("%s in %d replicas", c.Modes.Only, c.Modes.Replicas)
+		}
 		if c.Refusal != nil {
 			card.Reason, card.Message, card.Missing = string(c.Refusal.Reason), c.Refusal.Sentence(), c.Refusal.Missing()
 		}

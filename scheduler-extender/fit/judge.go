@@ -26,6 +26,11 @@ func (r *Refusal) Missing() int64 {
 	return 0
 }
 
+// OfTenants reports whether other pods leaving the card could help.
+func (r *Refusal) OfTenants() bool {
+	return r.Reason != ReasonIsolation && r.Reason != ReasonMPSDown
+}
+
 // Sentence is the refusal in words that name neither node nor card.
 func (r *Refusal) Sentence() string {
 	if r.Detail != "" {

@@ -19,7 +19,9 @@ func TestModesOfACard(t *testing.T) {
 	}
 	with := func(change func(c *fit.Card)) fit.Card { c := card(0); change(&c); return c }
 	taken := func(mode api.Mode, m *fit.Modes) fit.Card {
-		return with(func(c *fit.Card) { c.Modes, c.Mode, c.Touched, c.Used = m, mode, true, fit.Amount{MemMiB: 100, Slots: 1} })
+		return with(func(c *fit.Card) {
+			c.Modes, c.Mode, c.Touched, c.Used = m, mode, true, fit.Amount{MemMiB: 100, Slots: 1}
+		})
 	}
 	pods := map[string]api.Request{
 		"plain":      {Containers: []api.ContainerRequest{{Name: "app", Cards: 1, Whole: true}}},
@@ -45,7 +47,7 @@ func TestModesOfACard(t *testing.T) {
 		"one with pods under MPS": {taken(api.ModeMPS, serves), map[string]string{
 			"plain": "asked the whole card, which is shared", "share": "asked mode vgpu, the card is in mode mps until its pods are gone",
 			"mps": "mps", "slice": "asked mode timeslice, the card is in mode mps"}},
-		"one with shares": {taken(api.ModeVGPU, serves), map[string]string{"share": "vgpu", "mps": "asked mode mps, the card is in mode vgpu", "slice": "the card is in mode vgpu"}},
+		"one with shares": {taken(api.ModeVGPU, serves), map[string]string{"share": "vgpu", "mps": "asked mode mps, the card is in mode vgpu", "slice": "asked mode timeslice, the card is in mode vgpu"}},
 		"one whose pods are in several modes": {taken(fit.Mixed, serves), map[string]string{
 			"share": "its pods are in several modes", "mps": "its pods are in several modes", "slice": "its pods are in several modes"}},
 		"one whose MPS daemon is down": {with(func(c *fit.Card) { c.Modes = &fit.Modes{MPS: true, Timeslice: true, MPSDown: "it died twice"} }), map[string]string{
@@ -98,7 +100,7 @@ func TestReplicasOfSeveralCards(t *testing.T) {
 	}{
 		"two cards in replicas":   {node(replicated(api.ModeTimeslice, false), replicated(api.ModeTimeslice, false)), "timeslice 20480 25"},
 		"two whole ones":          {node(replicated(api.ModeTimeslice, false), card(0), card(0)), "exclusive 0 0"},
-		"one of each":             {node(replicated(api.ModeTimeslice, false), card(0)), "n1: asked 2 cards, free are 1 whole ones and replicas of 1: a container has all of one kind"},
+		"one of each":             {node(replicated(api.ModeTimeslice, false), card(0)), "n1: asked 2 cards, 1 could be whole and 1 replicas: a container's cards are all of one kind"},
 		"the file allows one":     {node(replicated(api.ModeTimeslice, true), replicated(api.ModeTimeslice, true)), "0 of 2 cards fit; nearest miss card 0 (GPU-a, A100-80): asked 2 cards; NVIDIA's configuration has failRequestsGreaterThanOne"},
 		"one card under MPS each": {node(replicated(api.ModeMPS, false), replicated(api.ModeMPS, false)), "in mode mps a container has one card"},
 	} {

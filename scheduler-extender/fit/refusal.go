@@ -150,7 +150,7 @@ func explain(n *Node, a *Ask, limit bool) *Refusal {
 		}
 		if whole := fitting - replicas; c.Whole && c.Isolation == "" && max(whole, replicas) < c.Cards {
 			return &Refusal{Reason: ReasonTogether, Container: ci, Card: -1, Asked: int64(c.Cards), distance: distanceTogether,
-				Detail: fmt.Sprintf("asked %d cards, free are %d whole ones and replicas of %d: a container has all of one kind", c.Cards, whole, replicas)}
+				Detail: fmt.Sprintf("asked %d cards, %d could be whole and %d replicas: a container's cards are all of one kind", c.Cards, whole, replicas)}
 		}
 	}
 	var asked, free int64

@@ -120,7 +120,7 @@ func newReport(n *v1alpha1.GPUNode) *report {
 		case c.MIGMode == "enabled":
 			cr.blocked = fit.ReasonMIGMode
 		}
-		if cr.modes = modesOf(&c); cr.modes != nil && cr.modes.Only != "" {
+		if cr.modes = Modes(c.Modes, c.Sharing, c.MPS); cr.modes != nil && cr.modes.Only != "" {
 			cr.slots = cr.modes.Replicas
 		}
 		at := len(r.cards)
@@ -143,13 +143,14 @@ func newReport(n *v1alpha1.GPUNode) *report {
 	return r
 }
 
-// modesOf reads in which modes a card can be given; nil says in none of its own.
-func modesOf(c *v1alpha1.Card) *fit.Modes {
-	m := fit.Modes{MPS: slices.Contains(c.Modes, string(api.ModeMPS)), Timeslice: slices.Contains(c.Modes, string(api.ModeTimeslice))}
-	if c.MPS != nil && !c.MPS.Ready {
-		m.MPSDown = cmp.Or(c.MPS.Reason, "its MPS daemon isn't ready")
+// Modes reads from a report in which modes a card can be given; nil says in none beside
+// vgpu and exclusive.
+func Modes(served []string, sharing *v1alpha1.Sharing, mps *v1alpha1.MPS) *fit.Modes {
+	m := fit.Modes{MPS: slices.Contains(served, string(api.ModeMPS)), Timeslice: slices.Contains(served, string(api.ModeTimeslice))}
+	if mps != nil && !mps.Ready {
+		m.MPSDown = cmp.Or(mps.Reason, "its MPS daemon isn't ready")
 	}
-	if s := c.Sharing; s != nil && s.Replicas > 0 && (s.Mode == string(api.ModeMPS) || s.Mode == string(api.ModeTimeslice)) {
+	if s := sharing; s != nil && s.Replicas > 0 && (s.Mode == string(api.ModeMPS) || s.Mode == string(api.ModeTimeslice)) {
 		m.Only, m.Replicas, m.OneOnly = api.Mode(s.Mode), int(s.Replicas), s.FailRequestsGreaterThanOne
 	}
 	if m == (fit.Modes{}) {

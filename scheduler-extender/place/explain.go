@@ -94,9 +94,13 @@ func (c *call) message(m miss) string {
 	return clip(m.refusal.Message(m.view, c.ask, held))
 }
 
-// Names names who is on a card, by what was refused there (nil: nothing was):
+// Names names who is on a card, by what was refused there (nil: nothing was; nobody
+// where it isn't a matter of who is there):
 // "default/a (8000 MiB), default/b (whole)", or "default/c (60 %)" for compute.
 func Names(hs []ledger.Holder, refused *fit.Refusal) string {
+	if refused != nil && !refused.OfTenants() {
+		return ""
+	}
 	compute := refused != nil && refused.Reason == fit.ReasonCores
 	if compute {
 		hs = slices.DeleteFunc(slices.Clone(hs), func(h ledger.Holder) bool { return h.Cores == 0 && !h.Whole })

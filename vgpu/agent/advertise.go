@@ -72,11 +72,13 @@ func (a *Agent) advertise(ctx context.Context) {
 
 // capacity is what this node's cards amount to.
 func (a *Agent) capacity() corev1.ResourceList {
+	slots, perCard := 0, int(a.slotsPerCard())
 	a.mu.Lock()
 	cards := a.hardware.inventory.Cards
 	var memoryBytes int64
 	for _, c := range cards {
 		memoryBytes += c.MemoryMiB() * api.MiB
+		slots += a.slotsOf(c.UUID, perCard)
 	}
 	a.mu.Unlock()
 	n := int64(len(cards))
@@ -90,7 +92,7 @@ func (a *Agent) capacity() corev1.ResourceList {
 		api.ResourceMemory:        *resource.NewQuantity(memoryBytes, resource.BinarySI),
 		api.ResourceMemoryPercent: *resource.NewQuantity(100*n, resource.DecimalSI),
 		api.ResourceCores:         *resource.NewQuantity(100*n, resource.DecimalSI),
-		api.ResourcePriority:      *resource.NewQuantity(n*int64(a.slotsPerCard()), resource.DecimalSI),
+		api.ResourcePriority:      *resource.NewQuantity(int64(slots), resource.DecimalSI),
 	}
 }
 

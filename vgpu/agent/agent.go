@@ -160,6 +160,10 @@ type Agent struct {
 	storeFault string
 	// cordoned are the cards that the operator takes no new slices on.
 	cordoned []string
+	// sharing is what NVIDIA's configuration says of cards, by UUID.
+	sharing map[string]v1alpha1.Sharing
+	// slotsTold is what the device plugin was told last.
+	slotsTold int
 
 	// written is the report as last written. It belongs to writeReports.
 	written *v1alpha1.GPUNode

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
 )
 
 // A pod can come past the extender: with nodeName set, or by a scheduler that
@@ -25,6 +26,11 @@ type Room struct {
 	Touched, Whole  bool // someone is on it; one pod holds it whole
 	Unfit, Cordoned bool // not to be handed out: of itself, by the operator
 	MIG             bool
+	// Mode is that of the shares on it, Modes are those in which it can be given
+	// beside vgpu and exclusive, Sharing what NVIDIA's configuration says of it.
+	Mode    api.Mode
+	Modes   []string
+	Sharing *v1alpha1.Sharing
 }
 
 // LocalPod is a pod that the node is to place on its own cards.
@@ -85,8 +91,15 @@ func (a *Agent) ledger() node {
 
 // rooms lists the cards with what is held of them. a.mu is held.
 func (a *Agent) rooms(n node) []Room {
-	used := map[string]amount{}
+	used, mode := map[string]amount{}, map[string]api.Mode{}
 	for _, r := range n.held {
+		for _, cards := range r.Grant.Containers {
+			for _, c := range cards {
+				if c.Mode.Share() {
+					mode[c.Card] = joinModes(mode[c.Card], c.Mode)
+				}
+			}
+		}
 		for card, am := range peaks(r.Grant, r.Order) {
 			used[card] = used[card].plus(am)
 		}
@@ -102,10 +115,11 @@ func (a *Agent) rooms(n node) []Room {
 	for _, c := range a.hardware.inventory.Cards {
 		u := used[c.UUID]
 		out = append(out, Room{
-			UUID: c.UUID, Model: c.Model, Index: c.Index, MemMiB: c.MemoryMiB(), Slots: slots,
+			UUID: c.UUID, Model: c.Model, Index: c.Index, MemMiB: c.MemoryMiB(), Slots: a.slotsOf(c.UUID, slots),
 			UsedMiB: u.memMiB, UsedCores: u.cores, UsedSlots: u.slots,
 			Touched: u != (amount{}), Whole: u.whole,
 			Unfit: c.Fault != "" || c.Lost, Cordoned: slices.Contains(a.cordoned, c.UUID), MIG: c.MIGMode == "enabled",
+			Mode: mode[c.UUID], Modes: a.modesOf(c), Sharing: a.sharingOf(c.UUID),
 		})
 	}
 	return out

@@ -93,7 +93,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 		card := v1alpha1.Card{
 			UUID: c.UUID, Index: int32(c.Index), Model: c.Model, PCIBusID: c.PCIBusID,
 			MemoryMiB: c.MemoryMiB(), PhysicalMiB: int64(c.MemoryBytes >> 20), MIGMode: c.MIGMode,
-			Health: a.hardware.health(c), Slices: onCard[c.UUID],
+			Health: a.hardware.health(c), Slices: onCard[c.UUID], Modes: a.modesOf(c), Sharing: a.sharingOf(c.UUID),
 		}
 		if c.NUMANode >= 0 {
 			n := int32(c.NUMANode)
@@ -258,6 +258,7 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool,
 		return false, 0, nil
 	}
 	want := a.status()
+	a.tellSlots()
 	var have *v1alpha1.GPUNode
 	o, exists, err := store.GetByKey(a.Node)
 	if err != nil {

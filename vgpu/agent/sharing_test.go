@@ -1,0 +1,38 @@
+package agent
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+)
+
+// node-5: replicas of a card are counted, and what runs keeps what it has: more
+// containers than a card has replicas now don't use up the slots of the others.
+func TestReplicasAreReportedAndCounted(t *testing.T) {
+	var slots atomic.Int64
+	n := startNode(t, func(c *Config) { c.SlotsChanged = func(s int) { slots.Store(int64(s)) } })
+	eventually(t, "two cards' slots", func() bool { return slots.Load() == 2*api.SlotsPerCard })
+	n.SetSharing(map[string]v1alpha1.Sharing{cardA: {Mode: "timeslice", Replicas: 4}, cardB: {Mode: "mps", Replicas: 2}})
+	eventually(t, "replicas", func() bool { return slots.Load() == 6 })
+	eventually(t, "a report of them", func() bool {
+		s, _ := n.api.report()
+		return len(s.Cards) == 2 && s.Cards[0].Sharing != nil && *s.Cards[0].Sharing == v1alpha1.Sharing{Mode: "timeslice", Replicas: 4} &&
+			s.Cards[1].Sharing != nil && s.Cards[1].Sharing.Replicas == 2 && len(s.Cards[0].Modes) > 0 && s.Cards[0].Modes[0] == "timeslice"
+	})
+	n.SetSharing(nil)
+	eventually(t, "no replicas", func() bool { return slots.Load() == 2*api.SlotsPerCard })
+	for _, uid := range []string{"u1", "u2", "u3"} {
+		n.api.setPod(podWith(t, uid, grantOf(uid, 1, map[string][]api.CardGrant{"app": shareOf(cardA, 100, 0)})))
+	}
+	n.link()
+	eventually(t, "three slices", func() bool {
+		s, _ := n.api.report()
+		return len(s.Cards) == 2 && len(s.Cards[0].Slices) == 3
+	})
+	n.SetSharing(map[string]v1alpha1.Sharing{cardA: {Mode: "timeslice", Replicas: 2}, cardB: {Mode: "mps", Replicas: 2}})
+	eventually(t, "three in use and two replicas", func() bool { return slots.Load() == 5 })
+	n.api.deletePod("u1")
+	eventually(t, "replicas alone", func() bool { return slots.Load() == 4 })
+}
