@@ -46,7 +46,7 @@ static int64_t price(const struct carve_pace *pace, uint64_t begin, uint64_t end
 /* ---------------------------------------------------------------------------------------- credit */
 
 static int64_t estimate(const struct carve_cost *cost) {
-    return cost->samples != 0 ? cost->estimate_ns : CARVE_COST_UNSEEN_NS;
+    return cost->samples != 0 || cost->estimate_ns != 0 ? cost->estimate_ns : CARVE_COST_UNSEEN_NS;
 }
 
 /* What is saved up stays within a cap, or a long wait would be followed by a long time without any limit; but

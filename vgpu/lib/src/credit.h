@@ -61,7 +61,7 @@ struct carve_terms {
 
 /* What is known of a function's cost on one card. Zeroed: never launched. */
 struct carve_cost {
-    int64_t estimate_ns; /* of one launch */
+    int64_t estimate_ns; /* of one launch; a guess while there are no samples, or 0 */
     int64_t open_ns;     /* committed since the last sampled launch */
     uint32_t samples;    /* up to CARVE_COST_KNOWN */
     uint32_t open;       /* launches since the last sampled one */

@@ -226,6 +226,8 @@
       "wait for the share of compute", "-", "pass") \
     X(cuLaunchCooperativeKernel_ptsz, "9.0", (CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream stream, void **parameters), \
       "wait for the share of compute", "-", "pass") \
+    X(cuLaunchCooperativeKernelMultiDevice, "9.0", (CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags), \
+      "wait for the share of compute, of each card", "-", "pass") \
     X(cuLaunch, "2.0", (CUfunction function), \
       "wait for the share of compute", "-", "pass") \
     X(cuLaunchGrid, "2.0", (CUfunction function, int width, int height), \
@@ -253,9 +255,82 @@
     X(cuStreamDestroy_v2, "4.0", (CUstream stream), \
       "keep own events away", "-", "pass")
 
+/* What the multiprocessors do for copies: memory that is set, and copies within a card. */
+#define CARVE_HOOKS_SET(X, bits, type) \
+    X(cuMemsetD##bits##_v2, "3.2", (CUdeviceptr pointer, type value, size_t count), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemsetD##bits##_v2_ptds, "7.0", (CUdeviceptr pointer, type value, size_t count), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemsetD##bits##Async, "3.2", (CUdeviceptr pointer, type value, size_t count, CUstream stream), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemsetD##bits##Async_ptsz, "7.0", (CUdeviceptr pointer, type value, size_t count, CUstream stream), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemsetD2D##bits##_v2, "3.2", (CUdeviceptr pointer, size_t pitch, type value, size_t width, size_t height), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemsetD2D##bits##_v2_ptds, "7.0", (CUdeviceptr pointer, size_t pitch, type value, size_t width, size_t height), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemsetD2D##bits##Async, "3.2", (CUdeviceptr pointer, size_t pitch, type value, size_t width, size_t height, CUstream stream), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemsetD2D##bits##Async_ptsz, "7.0", (CUdeviceptr pointer, size_t pitch, type value, size_t width, size_t height, CUstream stream), \
+      "wait for the share of compute", "-", "pass")
+
+#define CARVE_HOOKS_COPY(X) \
+    CARVE_HOOKS_SET(X, 8, unsigned char) \
+    CARVE_HOOKS_SET(X, 16, unsigned short) \
+    CARVE_HOOKS_SET(X, 32, unsigned int) \
+    X(cuMemcpyDtoD_v2, "3.2", (CUdeviceptr destination, CUdeviceptr source, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyDtoD_v2_ptds, "7.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyDtoDAsync_v2, "3.2", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyDtoDAsync_v2_ptsz, "7.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyDtoA_v2, "3.2", (CUarray destination, size_t offset, CUdeviceptr source, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyDtoA_v2_ptds, "7.0", (CUarray destination, size_t offset, CUdeviceptr source, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyAtoD_v2, "3.2", (CUdeviceptr destination, CUarray source, size_t offset, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyAtoD_v2_ptds, "7.0", (CUdeviceptr destination, CUarray source, size_t offset, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyAtoA_v2, "3.2", (CUarray destination, size_t to, CUarray source, size_t from, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpyAtoA_v2_ptds, "7.0", (CUarray destination, size_t to, CUarray source, size_t from, size_t bytes), \
+      "wait for the share of compute", "-", "pass") \
+    X(cuMemcpy, "4.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy_ptds, "7.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpyAsync, "4.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpyAsync_ptsz, "7.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy2D_v2, "3.2", (const CUDA_MEMCPY2D *copy), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy2D_v2_ptds, "7.0", (const CUDA_MEMCPY2D *copy), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy2DUnaligned_v2, "3.2", (const CUDA_MEMCPY2D *copy), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy2DUnaligned_v2_ptds, "7.0", (const CUDA_MEMCPY2D *copy), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy2DAsync_v2, "3.2", (const CUDA_MEMCPY2D *copy, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy2DAsync_v2_ptsz, "7.0", (const CUDA_MEMCPY2D *copy, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy3D_v2, "3.2", (const CUDA_MEMCPY3D *copy), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy3D_v2_ptds, "7.0", (const CUDA_MEMCPY3D *copy), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy3DAsync_v2, "3.2", (const CUDA_MEMCPY3D *copy, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpy3DAsync_v2_ptsz, "7.0", (const CUDA_MEMCPY3D *copy, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass")
+
 #define CARVE_CUDA_HOOKS(X) \
     CARVE_HOOKS_LINEAR(X)   \
     CARVE_HOOKS_LAUNCH(X)   \
+    CARVE_HOOKS_COPY(X)     \
     CARVE_HOOKS_VIRTUAL(X)  \
     CARVE_HOOKS_POOL(X)     \
     CARVE_HOOKS_ARRAY(X)    \
@@ -295,6 +370,7 @@
     X(cuMemGetAddressRange_v2)     \
     X(cuMemGetAllocationPropertiesFromHandle) \
     X(cuMemPoolGetAttribute)       \
+    X(cuPointerGetAttribute)       \
     X(cuStreamGetCtx)              \
     X(cuStreamGetCtx_ptsz)         \
     X(cuStreamIsCapturing)         \

@@ -47,6 +47,72 @@ CARVE_EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsign
     LAUNCH(cuLaunchCooperativeKernel_ptsz, function, stream, true, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters);
 }
 
+/* The context that is current while the stream's own has to be. False where it can't be. */
+static bool enter(const struct carve_driver *d, CUstream stream) {
+    CUcontext context = NULL;
+    return d->cuStreamGetCtx != NULL && d->cuCtxPushCurrent_v2 != NULL && d->cuCtxPopCurrent_v2 != NULL &&
+           d->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS && d->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+}
+
+static void leave(const struct carve_driver *d) {
+    CUcontext context;
+    (void)d->cuCtxPopCurrent_v2(&context);
+}
+
+static CUdevice device_of(const struct carve_driver *d, CUstream stream) {
+    CUdevice device = -1;
+    if (enter(d, stream)) {
+        if (d->cuCtxGetDevice(&device) != CUDA_SUCCESS) {
+            device = -1;
+        }
+        leave(d);
+    }
+    return device;
+}
+
+/* One launch on each of several cards, which begin together: each card's share is waited for, in the same order by all
+ * threads, or two of them could wait for one another. */
+CARVE_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = carve_state();
+    struct carve_launch launches[CARVE_MAX_CARDS];
+    unsigned order[CARVE_MAX_CARDS];
+    CUdevice devices[CARVE_MAX_CARDS];
+    if (CARVE_UNLIKELY(d->cuLaunchCooperativeKernelMultiDevice == NULL)) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (s == NULL || !carve_compute_divided(s) || list == NULL || count > CARVE_MAX_CARDS) {
+        return d->cuLaunchCooperativeKernelMultiDevice(list, count, flags);
+    }
+    for (unsigned i = 0; i < count; i++) {
+        unsigned at = i;
+        devices[i] = device_of(d, list[i].hStream);
+        for (; at > 0 && devices[order[at - 1]] > devices[i]; at--) {
+            order[at] = order[at - 1];
+        }
+        order[at] = i;
+    }
+    for (unsigned n = 0; n < count; n++) {
+        unsigned i = order[n];
+        launches[i].throttle = NULL;
+        if (devices[i] >= 0 && enter(d, list[i].hStream)) {
+            carve_launch_begin(d, s, list[i].function, list[i].hStream, false, &launches[i]);
+            leave(d);
+        }
+    }
+    CUresult result = d->cuLaunchCooperativeKernelMultiDevice(list, count, flags);
+    for (unsigned i = 0; i < count; i++) {
+        if (launches[i].throttle != NULL) {
+            bool entered = enter(d, list[i].hStream);
+            carve_launch_end(d, s, &launches[i], result);
+            if (entered) {
+                leave(d);
+            }
+        }
+    }
+    return result;
+}
+
 CARVE_EXPORT CUresult cuLaunch(CUfunction function) { LAUNCH(cuLaunch, function, NULL, false, function); }
 
 CARVE_EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height) {

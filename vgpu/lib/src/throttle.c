@@ -104,7 +104,7 @@ static void publish(const struct carve_state *s, unsigned card, const struct car
 
 /* Where the cost of a key is. Once its places are all taken the key takes that of the one that was asked for longest
  * ago: its cost is learnt anew, and what is open of the other is paid with the next sample there. */
-static uint32_t cost_of(struct carve_throttle *t, const void *key) {
+static uint32_t cost_of(struct carve_throttle *t, const void *key, uint64_t guess_ns) {
     uint32_t at = (uint32_t)(((uint64_t)(uintptr_t)key * 0x9e3779b97f4a7c15u) >> 52) % COSTS, oldest = at, now = ++t->lookups;
     for (uint32_t i = 0; i < PROBES; i++) {
         uint32_t place = (at + i) % COSTS;
@@ -123,6 +123,7 @@ static uint32_t cost_of(struct carve_throttle *t, const void *key) {
     t->keys[oldest] = key;
     t->used[oldest] = now;
     t->costs[oldest].samples = 0;
+    t->costs[oldest].estimate_ns = (int64_t)guess_ns;
     return oldest;
 }
 
@@ -167,7 +168,7 @@ static bool captured(const struct carve_driver *d, const struct carve_state *s, 
     return ask != NULL && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, CUstream stream, bool per_thread, struct carve_launch *l) {
+void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, struct carve_launch *l) {
     struct carve_place place;
     struct carve_terms terms;
     struct carve_throttle *t;
@@ -180,7 +181,7 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
     carve_lock(&t->lock);
     l->throttle = t;
     l->key = key;
-    l->cost = cost_of(t, key);
+    l->cost = cost_of(t, key, guess_ns);
     l->flight = -1;
     l->card = place.card;
     l->stream = stream;
@@ -219,7 +220,7 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
             carve_flights_look(d, s, t, place.card, terms.share_ppm);
         }
         now = carve_throttle_now(d);
-        l->cost = cost_of(t, key); /* others may have taken its place */
+        l->cost = cost_of(t, key, guess_ns); /* others may have taken its place */
     }
     if (l->ticket.sampled) {
         l->flight = carve_flight_place(t, l, now);

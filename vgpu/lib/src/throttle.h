@@ -38,15 +38,16 @@ static inline bool carve_compute_divided(const struct carve_state *s) {
     return CARVE_UNLIKELY(s->compute != NULL && __atomic_load_n(&s->limits->compute, __ATOMIC_RELAXED) != 0);
 }
 
-/* Waits until the launch may go. key names what is launched: a function, an executable graph. per_thread: stream 0 is
- * the thread's own. */
-void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, CUstream stream, bool per_thread, struct carve_launch *launch);
+/* Waits until the launch may go. key names what is launched: a function, an executable graph, a size of copies.
+ * guess_ns: what it takes as long as nothing is known of it; 0: CARVE_COST_UNSEEN_NS. per_thread: stream 0 is the
+ * thread's own. */
+void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, struct carve_launch *launch);
 void carve_launch_over(const struct carve_driver *d, struct carve_state *s, struct carve_launch *launch, CUresult result);
 
 static inline void carve_launch_begin(const struct carve_driver *d, struct carve_state *s, const void *key, CUstream stream, bool per_thread, struct carve_launch *launch) {
     launch->throttle = NULL;
     if (s != NULL && carve_compute_divided(s)) {
-        carve_launch_wait(d, s, key, stream, per_thread, launch);
+        carve_launch_wait(d, s, key, 0, stream, per_thread, launch);
     }
 }
 

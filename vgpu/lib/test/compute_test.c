@@ -157,6 +157,96 @@ static void waits_for_the_program(void) {
     check(line->since_ns == 0 && line->charged_ns > 30 * MS && line->charged_ns < 4000 * MS, "and paid (%.1f ms)", (double)line->charged_ns / 1e6);
 }
 
+/* A launch on two cards at once waits for the share of each, and each pays. */
+static void several_cards(void) {
+    struct api a = with_share(300000), *api = &a;
+    CUcontext contexts[2] = {NULL};
+    CUmodule module = NULL;
+    CUstream streams[2] = {NULL};
+    CUdeviceptr none = 0;
+    uint64_t ns = 1000000, begin, now, from = 0, work = 0;
+    void *parameters[] = {&ns, &none};
+    CUDA_LAUNCH_PARAMS list[2];
+    bool good = true;
+    for (int bank = 0; bank < 2; bank++) {
+        box_limits()->banks[bank].cards[1].compute_ppm = 500000;
+        box_limits()->banks[bank].cards[1].flags = CARVE_CARD_COMPUTE_FIXED;
+    }
+    box_flags(CARVE_LIMITS_SELF_VISIBLE);
+    for (int i = 1; i >= 0; i--) {
+        good &= CUDA(cuCtxCreate_v2)(&contexts[i], 0, i) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
+                CUDA(cuStreamCreate)(&streams[i], CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
+        /* As wide as either card. */
+        list[i] = (CUDA_LAUNCH_PARAMS){.gridDimX = i == 0 ? 216 : 112, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .hStream = streams[i], .kernelParams = parameters};
+        good &= CUDA(cuModuleGetFunction)(&list[i].function, module, "carve_spin") == CUDA_SUCCESS;
+    }
+    check(good, "two cards: set up");
+    struct carve_usage_line *lines[2] = {&box_usage()->lines[0][0], &box_usage()->lines[1][0]};
+    CUDA_LAUNCH_PARAMS twice[2] = {list[0], list[0]};
+    check(CUDA(cuLaunchCooperativeKernelMultiDevice)(twice, 2, 0) != CUDA_SUCCESS && lines[0]->committed_ns == 0 && lines[0]->since_ns == 0, "one that the driver refuses leaves no trace");
+    __typeof__(cuLaunchCooperativeKernelMultiDevice) *launch = CUDA(cuLaunchCooperativeKernelMultiDevice);
+    for (begin = clock_ns(); good && (now = clock_ns()) < begin + 6000 * MS;) {
+        if (from == 0 && now >= begin + 1000 * MS) {
+            from = now;
+            work = 0;
+        }
+        good = launch(list, 2, 0) == CUDA_SUCCESS;
+        work += ns;
+    }
+    double got = 100.0 * (double)work / (double)(clock_ns() - from);
+    check(good && fabs(got - 30) <= 2, "launches on two cards, with 30 %% of the one and 50 of the other: %.2f of 30 %%", got);
+    for (int i = 0; i < 2; i++) {
+        good &= CUDA(cuCtxSetCurrent)(contexts[i]) == CUDA_SUCCESS && CUDA(cuCtxSynchronize)() == CUDA_SUCCESS;
+    }
+    double paid[2] = {(double)lines[0]->charged_ns / 1e6, (double)lines[1]->charged_ns / 1e6};
+    check(good && paid[0] > 1500 && paid[1] > 1500 && lines[0]->since_ns == 0 && lines[1]->since_ns == 0, "each is paid (%.0f and %.0f ms)", paid[0], paid[1]);
+}
+
+/* What is set and copied within a card is paid like a launch: here behind a value that the program writes later, so
+ * that it is out. Copies from and to the host aren't the multiprocessors'. */
+static void copies(void) {
+    struct api a = with_share(500000), *api = &a;
+    CUcontext context = NULL;
+    CUstream stream = NULL;
+    CUdeviceptr flag = 0, from = 0, to = 0;
+    void *host = NULL, *bytes = NULL;
+    const uint64_t size = 256 * MIB;
+    bool good = a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+                CUDA(cuMemHostAlloc)(&host, 4, 2) == CUDA_SUCCESS && CUDA(cuMemHostGetDevicePointer_v2)(&flag, host, 0) == CUDA_SUCCESS &&
+                CUDA(cuMemHostAlloc)(&bytes, size, 0) == CUDA_SUCCESS && a.cuMemAlloc_v2(&from, size) == CUDA_SUCCESS && a.cuMemAlloc_v2(&to, size) == CUDA_SUCCESS;
+    check(good, "copies: set up");
+    struct carve_usage_line *line = &box_usage()->lines[0][0];
+    CUDA_MEMCPY2D box = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = from, .srcPitch = 4096, .dstMemoryType = CU_MEMORYTYPE_UNIFIED, .dstDevice = to, .dstPitch = 4096, .WidthInBytes = 4096, .Height = size / 4096};
+    CUDA_MEMCPY2D out = box;
+    out.dstMemoryType = CU_MEMORYTYPE_HOST;
+    out.dstHost = bytes;
+    for (int k = 0; k < 8 && good; k++) {
+        static const char *const what[] = {"memory that is set", "a copy within the card", "one that doesn't say so", "one of a box", "one to the host", "one from the host", "one to the host that doesn't say so", "a box to the host"};
+        *(volatile uint32_t *)host = 0;
+        good = CUDA(cuStreamWaitValue32_v2)(stream, flag, 1, CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS;
+        CUresult result = k == 0   ? CUDA(cuMemsetD32Async)(from, 7, size / 4, stream)
+                          : k == 1 ? CUDA(cuMemcpyDtoDAsync_v2)(to, from, size, stream)
+                          : k == 2 ? CUDA(cuMemcpyAsync)(to, from, size, stream)
+                          : k == 3 ? CUDA(cuMemcpy2DAsync_v2)(&box, stream)
+                          : k == 4 ? CUDA(cuMemcpyDtoHAsync_v2)(bytes, from, size, stream)
+                          : k == 5 ? CUDA(cuMemcpyHtoDAsync_v2)(to, bytes, size, stream)
+                          : k == 6 ? CUDA(cuMemcpyAsync)((CUdeviceptr)(uintptr_t)bytes, from, size, stream)
+                                   : CUDA(cuMemcpy2DAsync_v2)(&out, stream);
+        bool is_out = line->since_ns != 0;
+        check(result == CUDA_SUCCESS && is_out == (k < 4), "%s %s (%d)", what[k], k < 4 ? "is to be paid for" : "isn't", result);
+        __atomic_store_n((uint32_t *)host, 1, __ATOMIC_SEQ_CST);
+        good &= CUDA(cuCtxSynchronize)() == CUDA_SUCCESS;
+        check(good && line->since_ns == 0, "and done");
+    }
+    /* Sizes of which nothing is known yet are guessed by their bytes. */
+    uint64_t before = clock_ns();
+    for (int i = 0; i < 64 && good; i++) {
+        good = CUDA(cuMemsetD8Async)(from, 1, (size_t)1 << (i % 20), stream) == CUDA_SUCCESS;
+    }
+    check(good && clock_ns() - before < 10 * MS, "small ones of many sizes aren't held back (%.1f ms)", (double)(clock_ns() - before) / 1e6);
+    check(CUDA(cuCtxSynchronize)() == CUDA_SUCCESS, "and all is well at the end");
+}
+
 /* Each case is a process of its own, since a process has one state. What it got, or less than nothing. */
 static double in_process(const char *program, unsigned load, unsigned percent) {
     char command[256], line[512];
@@ -173,7 +263,7 @@ static double in_process(const char *program, unsigned load, unsigned percent) {
     return pipe != NULL && pclose(pipe) == 0 ? got : -1;
 }
 
-/* compute_test: all; graphs, signals, values: those; LOAD PERCENT: that case; bench: what the errors are. */
+/* compute_test: all; graphs, signals, values, copies, two-cards: those; LOAD PERCENT: that case; bench: what the errors are. */
 int main(int argc, char **argv) {
     static const unsigned percents[] = {30, 50, 80};
     bool bench = argc == 2 && strcmp(argv[1], "bench") == 0;
@@ -187,6 +277,12 @@ int main(int argc, char **argv) {
         switch (argv[1][0]) {
         case 's':
             under_signals(strcmp(argv[1], "signals") == 0 ? 0 : SA_RESTART);
+            break;
+        case 'c':
+            copies();
+            break;
+        case 't':
+            several_cards();
             break;
         case 'v':
             waits_for_the_program();
@@ -213,8 +309,8 @@ int main(int argc, char **argv) {
         printf("share_error_mean_points %.2f points\nshare_error_max_points %.2f points\n", sum / count, worst);
         return 0;
     }
-    static const char *const others[] = {"graphs", "signals", "signals-that-restart", "values"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const others[] = {"graphs", "signals", "signals-that-restart", "values", "copies", "two-cards"};
+    for (int i = 0; i < 6; i++) {
         char itself[256];
         snprintf(itself, sizeof itself, "%s %s >&2", argv[0], others[i]);
         check(system(itself) == 0, "%s", others[i]);

@@ -183,7 +183,7 @@ static void against_library(const char *path) {
         char plain[256];
         int release = number(hooks[i].release);
         size_t n = strlen(hooks[i].name);
-        cuuint64_t flags = strcmp(hooks[i].name + n - 5, "_ptsz") == 0 ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+        cuuint64_t flags = strcmp(hooks[i].name + n - 5, "_ptsz") == 0 || strcmp(hooks[i].name + n - 5, "_ptds") == 0 ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
         plain_name(hooks[i].name, plain);
         if (real == NULL) {
             continue;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stub_launch.c: launches, events and captures of the stub driver, which do nothing, at once. */
+#include "cuda_hooks.h"
 #include "stub.h"
 
 #define LAUNCH(name, ...) \
@@ -31,6 +32,12 @@ LAUNCH(cuEventRecord, CUevent f, CUstream s)
 LAUNCH(cuEventRecord_ptsz, CUevent f, CUstream s)
 LAUNCH(cuEventQuery, CUevent f)
 LAUNCH(cuEventDestroy_v2, CUevent f)
+
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) { return CUDA_SUCCESS; }
+
+#define X(name, release, parameters, ...) CUresult name parameters { return CUDA_SUCCESS; }
+CARVE_HOOKS_COPY(X)
+#undef X
 
 CUresult cuEventCreate(CUevent *event, unsigned int flags) {
     static char one;

@@ -125,6 +125,30 @@ EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int
   return launch(function, &s, on, parameters, NULL, true);
 }
 
+/* One kernel a device, each in a stream of its own. All are looked at before any is launched. */
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
+  operation op[SOFT_CARDS];
+  stream *on[SOFT_CARDS];
+  context *ctx;
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result == CUDA_SUCCESS && (!list || !count || count > the_driver.device_count || flags > 3)) result = CUDA_ERROR_INVALID_VALUE;
+  for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++) {
+    const CUDA_LAUNCH_PARAMS *p = &list[i];
+    op[i] = (operation){.type = CU_GRAPH_NODE_TYPE_KERNEL,
+                        .kernel = {.grid = {p->gridDimX, p->gridDimY, p->gridDimZ}, .block = {p->blockDimX, p->blockDimY, p->blockDimZ},
+                                   .shared_bytes = p->sharedMemBytes, .cooperative = true}};
+    result = p->hStream ? stream_for_work(ctx, p->hStream, false, &on[i]) : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS) break;
+    op[i].ctx = on[i]->owner;
+    for (unsigned int k = 0; k < i; k++)
+      if (context_card(op[k].ctx) == context_card(op[i].ctx)) result = CUDA_ERROR_INVALID_DEVICE;
+    if (result == CUDA_SUCCESS) result = kernel_prepare(op[i].ctx, p->function, p->kernelParams, NULL, &op[i].kernel);
+  }
+  for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++) result = operation_submit(on[i], &op[i]);
+  LEAVE(result);
+}
+
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra, bool per_thread) {
   if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
   kernel_work s = {.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
