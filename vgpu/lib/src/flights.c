@@ -4,6 +4,7 @@
 enum {
     LANES = 8,  /* streams that are known to be under way, at one look */
     ASKED = 64, /* events that the driver is asked for, at one look, and that aren't there yet */
+    PASSES = 8, /* of one look, for those who wanted one meanwhile */
 };
 
 #define BASE_LASTS_MS 8000.0f /* a float of milliseconds is good to a microsecond up to here */
@@ -239,10 +240,12 @@ void carve_flights_look(const struct carve_driver *d, struct carve_state *s, str
     carve_unlock(&t->lock);
     CUstreamCaptureMode mode = relax(d, CU_STREAM_CAPTURE_MODE_RELAXED);
     carve_lock(&t->lock);
+    /* Others that launch all the time would keep this thread here: whoever comes after the last pass looks himself. */
+    int passes = 0;
     do {
         t->look_again = false;
         pass(d, s, t, card, share);
-    } while (t->look_again && t->holds == 0);
+    } while (t->look_again && t->holds == 0 && ++passes < PASSES);
     carve_unlock(&t->lock);
     (void)relax(d, mode);
     carve_lock(&t->lock);
@@ -302,9 +305,12 @@ void carve_flight_take_off(const struct carve_driver *d, struct carve_throttle *
         return;
     }
     f->clock = -1;
-    if (!carve_event_keep(e, begin) || !carve_event_keep(e, end)) {
-        /* No room for both, when neither is in a stream: the second goes. */
+    begin = carve_event_keep(e, begin) ? NULL : begin;
+    end = carve_event_keep(e, end) ? NULL : end;
+    if (begin != NULL || end != NULL) {
+        /* Others have brought theirs back meanwhile. */
         carve_unlock(&t->lock);
+        carve_event_destroy(d, begin);
         carve_event_destroy(d, end);
         carve_lock(&t->lock);
     }

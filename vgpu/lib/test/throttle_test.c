@@ -34,6 +34,8 @@ static unsigned context_now, live_events, locked_calls, endless_waits, dead_even
 static unsigned fail_records, fail_elapsed, fail_create; /* so many next ones; or of a thousand */
 static unsigned seed = 1;
 static struct carve_throttle *watched;
+static bool crowded;             /* other threads want to look all the time */
+static unsigned asked, full_at;  /* questions; a record that fails while others bring events back */
 
 /* Called by every function of the driver. */
 static void enter_driver(void) { locked_calls += watched != NULL && watched->lock != 0; }
@@ -108,9 +110,18 @@ static CUresult fake_destroy(CUevent event) {
 }
 static CUresult fake_query(CUevent event) {
     run_all();
+    asked++;
+    if (crowded && asked < 100000) {
+        watched->look_again = true;
+    }
     return !alive(event) ? CUDA_ERROR_INVALID_HANDLE : event->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
+static void bring_back(void);
 static CUresult fake_record(CUevent event, CUstream stream) {
+    if (full_at != 0 && --full_at == 0) {
+        bring_back();
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
     if (!alive(event) || event->context != context_now || fails(fail_records)) {
         return CUDA_ERROR_INVALID_HANDLE;
     }
@@ -134,6 +145,14 @@ static CUresult fake_wait(CUevent event) {
     }
     endless_waits += !event->done;
     return CUDA_SUCCESS;
+}
+
+/* Other threads' launches have landed: there are as many spare events as are kept. */
+static void bring_back(void) {
+    struct events *e = &watched->clocks[0];
+    while (e->spare_count < EVENTS) {
+        fake_create(&e->spare[e->spare_count++], 0);
+    }
 }
 
 static struct carve_driver driver = {
@@ -233,6 +252,37 @@ static void failing(void) {
     check(settled(s), "a driver whose calls fail now and then leaves nothing out");
     check(live_events <= EVENTS + 1, "nor any event behind, but spare ones (%u)", live_events);
     check(locked_calls == 0 && dead_events == 0, "no call is made under a lock, or with an event that is gone");
+}
+
+/* Threads that want to look don't keep the one that looks. */
+static void crowd(void) {
+    struct carve_state *s = fresh(500000);
+    launch(s, 1, 0, MS, CUDA_SUCCESS);
+    rest(s, SECOND);
+    lines[0].blocked = true;
+    for (unsigned i = 0; i < 3; i++) {
+        launch(s, 1, 0, 1000, CUDA_SUCCESS);
+    }
+    asked = 0;
+    crowded = true;
+    carve_throttle_look_slow(&driver, s);
+    crowded = false;
+    check(asked > 0 && asked < 100, "a thread that looks comes back, however many others want to meanwhile (%u questions)", asked);
+    lines[0].blocked = false;
+    lines[0].free_at = now_is;
+    rest(s, SECOND);
+    check(settled(s), "and nothing is left");
+}
+
+/* Events that aren't needed after all find no room: others have brought theirs back. */
+static void no_room_for_spares(void) {
+    struct carve_state *s = fresh(500000);
+    launch(s, 1, 0, MS, CUDA_SUCCESS);
+    rest(s, SECOND);
+    full_at = 1;
+    launch(s, 2, 0, MS, CUDA_SUCCESS);
+    rest(s, SECOND);
+    check(full_at == 0 && settled(s) && live_events <= EVENTS + 1, "events for which there is no room are given back (%u of %d)", live_events, EVENTS + 1);
 }
 
 /* What is launched may wait for what the program does later. */
@@ -383,12 +433,12 @@ static void full_table(void) {
         rest(s, MS);
     }
     for (int i = 0; i < 2; i++) {
-        const struct carve_cost *c = &t->costs[cost_of(t, (const void *)pair[i])];
+        const struct carve_cost *c = &t->costs[cost_of(t, (const void *)pair[i], 0)];
         check(c->samples == CARVE_COST_KNOWN && c->estimate_ns < 20000, "two functions that share a place are both known (%lld ns)", (long long)c->estimate_ns);
     }
     /* One loses its place while it is on the card: what it took is nobody's lesson. */
     launch(s, 7, 0, 50 * MS, CUDA_SUCCESS);
-    uint32_t at = cost_of(t, (const void *)7);
+    uint32_t at = cost_of(t, (const void *)7, 0);
     t->keys[at] = (const void *)9;
     t->costs[at] = (struct carve_cost){.estimate_ns = 5000, .samples = CARVE_COST_KNOWN};
     rest(s, 100 * MS);
@@ -538,6 +588,8 @@ static void half_written_terms(void) {
 int main(void) {
     shares();
     failing();
+    crowd();
+    no_room_for_spares();
     stuck();
     long_ones();
     captures();
