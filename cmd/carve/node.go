@@ -354,7 +354,13 @@ func (s hookState) Slice(c nrihook.Container) (*nrihook.Slice, error) {
 	if p == nil {
 		return nil, err
 	}
+	var mps *nrihook.MPS
+	if p.MPS != nil {
+		m := nrihook.MPS(*p.MPS)
+		mps = &m
+	}
 	return &nrihook.Slice{
+		MPS:    mps,
 		PodUID: p.PodUID, Container: p.Container, Generation: p.Generation,
 		Cards: p.Cards, LimitsPath: p.LimitsPath, UsagePath: p.UsagePath,
 		MayBePrivileged: c.AllDevices && s.agent.MayBePrivileged(c.Namespace),

@@ -118,7 +118,6 @@ func succeeds(old, new api.Grant) error {
 // room checks the grant against the cards and what others hold of them.
 func (n node) room(c candidate, renewed bool) error {
 	for name, cards := range c.grant.Containers {
-		shares := 0
 		for _, cg := range cards {
 			card, ok := n.cards[cg.Card]
 			switch {
@@ -126,15 +125,17 @@ func (n node) room(c candidate, renewed bool) error {
 				return fmt.Errorf("the grant names card %s, which this node doesn't have", cg.Card)
 			case card.Fault != "" && !renewed:
 				return fmt.Errorf("card %s can't be used: %s", cg.Card, card.Fault)
-			case cg.Mode == api.ModeVGPU:
-				shares++
-			case cg.Mode != api.ModeExclusive:
+			case cg.Mode != api.ModeExclusive && !cg.Mode.Share():
 				return fmt.Errorf("container %s was granted card %s in mode %s, which this agent doesn't serve", name, cg.Card, cg.Mode)
+			case cg.Mode != cards[0].Mode:
+				return fmt.Errorf("container %s was granted cards in modes %s and %s at once: its driver libraries can be of one kind only", name, cards[0].Mode, cg.Mode)
+			case card.MIGMode == "enabled" && (cg.Mode == api.ModeMPS || cg.Mode == api.ModeTimeslice):
+				return fmt.Errorf("container %s was granted card %s in mode %s, and the card is in MIG mode", name, cg.Card, cg.Mode)
 			}
 		}
-		if shares != 0 && shares != len(cards) {
-			return fmt.Errorf("container %s was granted whole cards and shares at once: its driver libraries can be of one kind only", name)
-		}
+	}
+	if err := n.oneMode(c, renewed); err != nil {
+		return err
 	}
 	order := c.order
 	if order == nil {
@@ -169,6 +170,40 @@ func (n node) room(c candidate, renewed bool) error {
 			return fmt.Errorf("card %s has %d MiB, %d are in use by other pods of this node and the grant takes %d", uuid, card.MemoryMiB(), taken.memMiB, want.memMiB)
 		case taken.cores+want.cores > 100:
 			return fmt.Errorf("card %s has %d percent of its compute in use by other pods of this node and the grant takes %d", uuid, taken.cores, want.cores)
+		}
+	}
+	return nil
+}
+
+// oneMode checks that each card is shared in one mode: an MPS server keeps everybody
+// else off its card, and whoever has a slice of a card's time is held to nothing. It
+// also refuses to change what nobody could put in force.
+func (n node) oneMode(c candidate, renewed bool) error {
+	mode := map[string]api.Mode{}
+	for uid, r := range n.held {
+		if uid == c.uid {
+			continue
+		}
+		for _, cards := range r.Grant.Containers {
+			for _, cg := range cards {
+				if cg.Mode.Share() {
+					mode[cg.Card] = cg.Mode
+				}
+			}
+		}
+	}
+	for name, cards := range c.grant.Containers {
+		for i, cg := range cards {
+			if !cg.Mode.Share() {
+				continue
+			}
+			if other := mode[cg.Card]; other != "" && other != cg.Mode {
+				return fmt.Errorf("container %s was granted card %s in mode %s, and the card is shared in mode %s: one mode at a time", name, cg.Card, cg.Mode, other)
+			}
+			mode[cg.Card] = cg.Mode
+			if renewed && cg.Mode != api.ModeVGPU && cg != n.held[c.uid].Grant.Containers[name][i] {
+				return fmt.Errorf("container %s holds card %s in mode %s, whose amounts can't change while it runs: what a client of MPS gets is fixed at its start, and nothing holds a slice of time", name, cg.Card, cg.Mode)
+			}
 		}
 	}
 	return nil

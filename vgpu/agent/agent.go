@@ -103,6 +103,8 @@ type Agent struct {
 	// stirred asks for a look at the processes of shares; looks counts them.
 	stirred chan struct{}
 	looks   atomic.Uint64
+	// mpsStirred asks for a look at the cards' MPS daemons.
+	mpsStirred chan struct{}
 	// compute divides the cards' time; nil while nobody does.
 	compute atomic.Pointer[loop.Loop]
 	// contexts is what a context costs.
@@ -140,6 +142,7 @@ type Agent struct {
 	// node.
 	linkFault, downSaid string
 	hardware            hardwareState
+	mps                 mpsState
 	// layers are Config.Layers with what is known of them.
 	layers []layerState
 	twins  twins
@@ -217,6 +220,8 @@ type use struct {
 	// can't be opened, and that this was said.
 	devices    []gpu.DeviceNode
 	accessLost bool
+	// epoch is that of its card's MPS daemon in which it is served, 0 without one.
+	epoch uint64
 	// layers say what each layer does for it.
 	layers map[string]held
 }
@@ -237,6 +242,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		resized:       make(chan struct{}, 1),
 		accessDoubted: make(chan struct{}, 1),
 		stirred:       make(chan struct{}, 1),
+		mpsStirred:    make(chan struct{}, 1),
 		groupsOf:      cgroupsOf,
 		changed:       make(chan struct{}),
 		pods:          map[string]pod{},
@@ -266,6 +272,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		if a.contexts, fault = recallContexts(contextsFile(c.StateDir)); fault != nil {
 			c.Log.Warn("what contexts cost is forgotten, and learnt again", "error", fault)
 		}
+		a.recallMPS()
 		err = a.replay()
 	}
 	if err != nil {
@@ -385,6 +392,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{"report", a.writeReports},
 		{"reclaim", a.reclaimLoop},
 		{"compute", a.divideCompute},
+		{"MPS", a.watchMPS},
 		{"capacity", a.advertise},
 		{"device access", a.watchAccess},
 		{"link", a.tellLink},

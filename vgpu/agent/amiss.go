@@ -57,7 +57,7 @@ const (
 )
 
 // sameGranted compares what a grant says. What a context costs is learnt, and
-// written by those who learn it.
+// written by those who learn it; how large a card is, is the driver's word.
 func sameGranted(a, b region.Limits) bool {
 	if len(a.Cards) != len(b.Cards) || a.SelfVisible != b.SelfVisible {
 		return false
@@ -65,6 +65,7 @@ func sameGranted(a, b region.Limits) bool {
 	for i, x := range a.Cards {
 		y := b.Cards[i]
 		x.ContextBytes, y.ContextBytes = 0, 0
+		x.Multiprocessors, y.Multiprocessors = 0, 0
 		if x != y {
 			return false
 		}
@@ -72,8 +73,8 @@ func sameGranted(a, b region.Limits) bool {
 	return true
 }
 
-// anyContext is for limits that are only compared by what was granted.
-func anyContext(string) uint64 { return 0 }
+// anyFacts is for limits that are only compared by what was granted.
+func anyFacts(string) cardFacts { return cardFacts{} }
 
 // withinGranted reports whether limits allow no more than others.
 func withinGranted(have, want region.Limits) bool {
@@ -88,6 +89,8 @@ func withinGranted(have, want region.Limits) bool {
 		case w.ComputePPM != 0 && (c.ComputePPM == 0 || c.ComputePPM > w.ComputePPM || w.ComputeFixed && !c.ComputeFixed):
 			// 0 is no limit at all, and a guarantee is no cap.
 			return false
+		case w.MPSPercent != 0 && (c.MPSPercent == 0 || c.MPSPercent > w.MPSPercent):
+			return false // or a program needn't be a client of MPS
 		case c.Oversell && !w.Oversell, c.Managed != w.Managed && c.Managed != region.ManagedForbid:
 			return false
 		}
@@ -169,7 +172,7 @@ func (a *Agent) watchedOf(r record) []watched {
 	var out []watched
 	for _, name := range slices.Sorted(maps.Keys(r.Grant.Containers)) {
 		cards := r.Grant.Containers[name]
-		if cards[0].Mode != api.ModeVGPU {
+		if !fronted(cards[0].Mode) {
 			continue
 		}
 		w := watched{uid: r.Grant.UID, container: name, cards: cards, running: map[string]use{}}
@@ -205,7 +208,7 @@ func (r *reaper) republish(w watched, have region.Limits) {
 // amiss reports whether somebody should look closer, and what the limits file says
 // if not.
 func (a *Agent) amiss(w watched) (region.Limits, bool) {
-	want, err := limitsOf(w.cards, anyContext)
+	want, err := limitsOf(w.cards, anyFacts)
 	if err != nil {
 		return region.Limits{}, false // it was said when it was to be made
 	}
@@ -306,7 +309,7 @@ func (a *Agent) mend(h *holding) error {
 }
 
 func (a *Agent) mendShare(h *holding, w watched) error {
-	want, err := limitsOf(w.cards, a.contextBytes)
+	want, err := limitsOf(w.cards, a.factsOf)
 	if err != nil {
 		return err
 	}
@@ -346,7 +349,7 @@ func (a *Agent) mendShare(h *holding, w watched) error {
 	}
 	if what == missing || what == noFile || kept[1] == (fileID{}) {
 		a.stepped("files-remake")
-		if err := a.files.prepare(w.uid, w.container, w.cards, a.contextBytes); err != nil {
+		if err := a.files.prepare(w.uid, w.container, w.cards, a.factsOf); err != nil {
 			return err
 		}
 		a.stepped("files-remade")
@@ -400,7 +403,7 @@ func (a *Agent) exchanged(w watched, now [2]fileID) lostFile {
 func (a *Agent) foundAtStart(r record) map[string]wrong {
 	found := map[string]wrong{}
 	for _, w := range a.watchedOf(r) {
-		want, err := limitsOf(w.cards, anyContext)
+		want, err := limitsOf(w.cards, anyFacts)
 		if err != nil {
 			continue
 		}
@@ -496,7 +499,7 @@ func (a *Agent) cutOff(old, new record) (string, error) {
 		if len(w.running) == 0 || slices.Equal(w.cards, old.Grant.Containers[w.container]) {
 			continue
 		}
-		want, err := limitsOf(least.Containers[w.container], anyContext)
+		want, err := limitsOf(least.Containers[w.container], anyFacts)
 		if err != nil {
 			return "", err
 		}

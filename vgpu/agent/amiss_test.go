@@ -216,7 +216,7 @@ func scribble(t *testing.T, path string, at int64, b []byte) {
 // forge makes the content of a limits file that grants 70,000 MiB.
 func forge(t *testing.T) []byte {
 	t.Helper()
-	want, err := limitsOf(shareOf(cardA, 70000, 0), noContext)
+	want, err := limitsOf(shareOf(cardA, 70000, 0), anyFacts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,8 +230,6 @@ func forge(t *testing.T) []byte {
 	}
 	return b
 }
-
-func noContext(string) uint64 { return 0 }
 
 // What others write into a limits file is put right in the file that the container
 // has, said on its pod once, and counted.

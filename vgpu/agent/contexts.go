@@ -136,19 +136,22 @@ func (c *contextCosts) file() contextFile {
 // contextsFile is where the table is kept for the next start.
 func contextsFile(stateDir string) string { return filepath.Join(stateDir, "contexts.json") }
 
-// contextBytes is what a context costs on a card of this node.
-func (a *Agent) contextBytes(card string) uint64 {
+// factsOf is what is known of a card of this node.
+func (a *Agent) factsOf(card string) cardFacts {
 	a.mu.Lock()
 	driver := a.hardware.inventory.DriverVersion
-	model := a.hardware.cards()[card].Model
+	c := a.hardware.cards()[card]
 	a.mu.Unlock()
-	return a.contexts.of(driver, model)
+	return cardFacts{a.contexts.of(driver, c.Model), c.Multiprocessors}
 }
 
 // learnContexts looks for processes that have nothing but their context on a card.
 // One is believed if it has stood still since the sample before: a context that is
 // being made costs less for a moment.
 func (r *reaper) learnContexts(s share, card int, before, after region.Usage, holders []holder, seen map[owner]uint64) {
+	if s.mps {
+		return // part of what a context costs is the server's
+	}
 	was := map[slotKey]region.CardUsage{}
 	for _, slot := range before.Slots {
 		was[keyOf(slot)] = slot.Cards[card]

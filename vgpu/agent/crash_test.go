@@ -121,7 +121,7 @@ func (n *testNode) faults() (faults []error) {
 			continue
 		}
 		for name, cards := range h.Grant.Containers {
-			want, err := limitsOf(cards, func(string) uint64 { return 0 })
+			want, err := limitsOf(cards, anyFacts)
 			if err != nil {
 				faults = append(faults, err)
 			}

@@ -40,9 +40,17 @@ func (f files) usage(uid, container string) string {
 	return filepath.Join(f.slice(uid, container), "usage.d", "usage")
 }
 
+// cardFacts is what limits say of a card beside what was granted.
+type cardFacts struct {
+	// contextBytes is what a context costs, 0 where it isn't known; multiprocessors
+	// likewise.
+	contextBytes    uint64
+	multiprocessors int
+}
+
 // limitsOf turns the grant of one container into the content of its limits
-// file. context gives what a context costs on a card.
-func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.Limits, error) {
+// file.
+func limitsOf(cards []api.CardGrant, facts func(card string) cardFacts) (region.Limits, error) {
 	// NVIDIA's kernel modules (R515 and later; R535 is the oldest served) list
 	// processes in the caller's PID namespace under the caller's pids, and leave
 	// out others. So a container can measure its own context there.
@@ -52,13 +60,17 @@ func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.L
 		if err != nil {
 			return l, err
 		}
+		f := facts(c.Card)
 		card := region.Card{
 			UUID:         uuid,
 			LimitBytes:   uint64(c.MemMiB) << 20,
-			ContextBytes: context(c.Card),
-			ComputePPM:   uint32(c.Cores) * 10_000,
-			ComputeFixed: c.Fixed,
+			ContextBytes: f.contextBytes,
 			Oversell:     c.Oversell == api.OversellHost,
+		}
+		if c.Mode == api.ModeMPS {
+			card.MPSPercent, card.Multiprocessors = uint32(mpsPercent(c)), uint32(f.multiprocessors)
+		} else {
+			card.ComputePPM, card.ComputeFixed = uint32(c.Cores)*10_000, c.Fixed
 		}
 		switch c.Managed {
 		case api.ManagedCount:
@@ -76,8 +88,8 @@ func limitsOf(cards []api.CardGrant, context func(card string) uint64) (region.L
 
 // prepare brings the files of one share into the given state. It may be
 // repeated, and changes limits in place under running containers.
-func (f files) prepare(uid, container string, cards []api.CardGrant, context func(card string) uint64) error {
-	want, err := limitsOf(cards, context)
+func (f files) prepare(uid, container string, cards []api.CardGrant, facts func(card string) cardFacts) error {
+	want, err := limitsOf(cards, facts)
 	if err != nil {
 		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 	}
@@ -88,7 +100,7 @@ func (f files) prepare(uid, container string, cards []api.CardGrant, context fun
 	if err := putLimits(f.limits(uid, container), want); err != nil {
 		return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 	}
-	if f.divide {
+	if f.divide && cards[0].Mode == api.ModeVGPU {
 		if err := divideCompute(f.limits(uid, container), len(cards)); err != nil {
 			return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 		}

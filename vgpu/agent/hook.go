@@ -28,8 +28,19 @@ type Prepared struct {
 	PodUID, Container string
 	Generation        int
 	Cards             []gpu.DeviceNode
-	// LimitsPath and UsagePath are empty for whole cards.
+	// LimitsPath and UsagePath are empty for whole cards and slices of their time.
 	LimitsPath, UsagePath string
+	// MPS is set in mode mps.
+	MPS *PreparedMPS
+}
+
+// PreparedMPS is what makes a container's processes clients of its card's MPS daemon.
+type PreparedMPS struct {
+	// PipePath and ShmPath are the daemon's folders on the node.
+	PipePath, ShmPath string
+	// Percent is of the card's multiprocessors, 1 to 100.
+	Percent int
+	MemMiB  int64
 }
 
 // RuntimeContainer is what the runtime says of a container.
@@ -98,9 +109,16 @@ func (a *Agent) ready(h *holding, container string, cards []api.CardGrant) (*Pre
 		}
 		p.Cards = append(p.Cards, n)
 	}
-	if cards[0].Mode == api.ModeVGPU {
+	if why := a.unready(cards); why != "" {
+		return nil, fmt.Errorf("container %s: %s", container, why)
+	}
+	if fronted(cards[0].Mode) {
 		p.LimitsPath = a.files.limits(h.Grant.UID, container)
 		p.UsagePath = a.files.usage(h.Grant.UID, container)
+	}
+	if c := cards[0]; c.Mode == api.ModeMPS {
+		dir := a.mpsDir()
+		p.MPS = &PreparedMPS{PipePath: dir.Pipe(c.Card), ShmPath: dir.Shm(c.Card), Percent: mpsPercent(c), MemMiB: c.MemMiB}
 	}
 	return p, nil
 }
@@ -122,6 +140,7 @@ func (a *Agent) Adjusted(c RuntimeContainer) {
 	u := use{uid: c.PodUID, container: c.Name, adjusted: true}
 	if h := a.held[c.PodUID]; h != nil {
 		h.used[c.Name] = true
+		u.epoch = a.epochOf(h.Grant.Containers[c.Name])
 		if a.hardware.driver != nil {
 			u.devices = append(u.devices, a.hardware.driver.Control...)
 		}
@@ -228,6 +247,14 @@ func (a *Agent) Synchronize(list []RuntimeContainer) {
 		}
 		if h := a.held[c.PodUID]; h != nil && c.Adjusted {
 			h.used[c.Name] = true
+			u := a.containers[c.ID]
+			for _, cg := range h.Grant.Containers[c.Name] {
+				u.epoch = a.mps.epochs[cg.Card] // whoever ran was served in the last
+			}
+			if was, known := before[c.ID]; known {
+				u.epoch = was.epoch
+			}
+			a.containers[c.ID] = u
 		}
 	}
 	a.listed = true
@@ -375,7 +402,7 @@ func (a *Agent) missing(namespace, name, container string) (why string, final bo
 	switch {
 	case h != nil && h.Grant.Containers[container] != nil:
 		if h.prepared {
-			return "", false, changed
+			return a.unready(h.Grant.Containers[container]), false, changed
 		}
 	case uid == "":
 		return "carve's agent doesn't see the pod yet", false, changed

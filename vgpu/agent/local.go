@@ -133,6 +133,7 @@ func (a *Agent) bookAndUnlock(r record) error {
 	a.held[uid] = &holding{record: r, used: map[string]bool{}}
 	delete(a.refused, uid)
 	a.mu.Unlock()
+	a.stirMPS()
 
 	a.stepped("journal-hold")
 	if err := a.journal.write(r); err != nil {

@@ -31,6 +31,7 @@ type share struct {
 	limits         []uint64 // of memory, by card
 	beside         []bool   // may have memory on the card that isn't charged, by card
 	usage          string
+	mps            bool     // its processes are clients of an MPS server
 	running        bool     // a container with it hasn't exited
 	ids            []string // of those containers
 }
@@ -60,10 +61,10 @@ func (a *Agent) shares() []share {
 			continue
 		}
 		for name, cards := range h.Grant.Containers {
-			if cards[0].Mode != api.ModeVGPU || !h.used[name] {
+			if !fronted(cards[0].Mode) || !h.used[name] {
 				continue
 			}
-			s := share{uid: uid, container: name, usage: a.files.usage(uid, name),
+			s := share{uid: uid, container: name, usage: a.files.usage(uid, name), mps: cards[0].Mode == api.ModeMPS,
 				// Until the runtime has told, each may be running.
 				running: !a.listed || cut[[2]string{uid, name}], ids: running[[2]string{uid, name}]}
 			s.running = s.running || len(s.ids) > 0

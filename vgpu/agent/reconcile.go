@@ -12,8 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/carve-gpu/carve/api"
 )
 
 // askLimit bounds the question whether a pod that only the runtime knows of
@@ -224,11 +222,11 @@ func (a *Agent) putInPlace(r record) error {
 func (a *Agent) prepareFiles(r record) error {
 	for _, name := range slices.Sorted(maps.Keys(r.Grant.Containers)) {
 		cards := r.Grant.Containers[name]
-		if cards[0].Mode != api.ModeVGPU {
-			continue // whole cards need no files
+		if !fronted(cards[0].Mode) {
+			continue // the driver as it is needs no files
 		}
 		a.stepped("files-prepare")
-		if err := a.files.prepare(r.Grant.UID, name, cards, a.contextBytes); err != nil {
+		if err := a.files.prepare(r.Grant.UID, name, cards, a.factsOf); err != nil {
 			return err
 		}
 		a.stepped("files-prepared")
@@ -265,6 +263,7 @@ func (a *Agent) release(r record) error {
 	a.mu.Lock()
 	delete(a.held, uid)
 	a.mu.Unlock()
+	a.stirMPS()
 	a.forget(uid)
 	a.Log.Info("slices released", "pod", r.Namespace+"/"+r.Pod, "uid", uid)
 	a.lookAgain()

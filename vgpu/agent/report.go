@@ -75,6 +75,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 			state, fault := v1alpha1.Prepared, a.lostOf(uid, name)
 			if used {
 				state = v1alpha1.Active
+				fault = orElse(fault, a.mpsFault(cards))
 			}
 			for i, c := range cards {
 				onCard[c.Card] = append(onCard[c.Card], v1alpha1.Slice{
@@ -95,6 +96,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 			MemoryMiB: c.MemoryMiB(), PhysicalMiB: int64(c.MemoryBytes >> 20), MIGMode: c.MIGMode,
 			Health: a.hardware.health(c), Slices: onCard[c.UUID], Modes: a.modesOf(c), Sharing: a.sharingOf(c.UUID),
 		}
+		card.MPS = a.mpsOf(c.UUID)
 		if c.NUMANode >= 0 {
 			n := int32(c.NUMANode)
 			card.NUMANode = &n

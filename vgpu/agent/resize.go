@@ -161,10 +161,10 @@ func (a *Agent) lower(old, new record) error {
 	least := leastOf(old, new)
 	for _, name := range slices.Sorted(maps.Keys(least.Containers)) {
 		cards := least.Containers[name]
-		if cards[0].Mode != api.ModeVGPU || slices.Equal(cards, old.Grant.Containers[name]) {
+		if !fronted(cards[0].Mode) || slices.Equal(cards, old.Grant.Containers[name]) {
 			continue
 		}
-		want, err := limitsOf(cards, a.contextBytes)
+		want, err := limitsOf(cards, a.factsOf)
 		if err != nil {
 			return fmt.Errorf("lower the limits of container %s: %w", name, err)
 		}

@@ -56,7 +56,7 @@ func (n *testNode) agreed(g api.Grant, refused int) string {
 // filesAre compares the limits files of a pod with its grant.
 func filesAre(f files, g api.Grant) string {
 	for name, cards := range g.Containers {
-		want, err := limitsOf(cards, func(string) uint64 { return 0 })
+		want, err := limitsOf(cards, anyFacts)
 		if err != nil {
 			return err.Error()
 		}

@@ -451,14 +451,14 @@ func TestContextsAreLearntFromTheCard(t *testing.T) {
 	s.look()
 	s.look()
 	s.look()
-	if c := s.contextBytes(s.card); c != 0 {
+	if c := s.factsOf(s.card).contextBytes; c != 0 {
 		t.Fatalf("%d bytes learnt from a process that has more", c)
 	}
 	busy.free(0)
 	s.look()
 	s.look()
 	s.look()
-	cost := s.contextBytes(s.card)
+	cost := s.factsOf(s.card).contextBytes
 	seen, err := soft.door.Occupancy(s.card)
 	if err != nil || len(seen.Processes) != 1 || cost != seen.Processes[0].UsedBytes {
 		t.Fatalf("learnt %d, the driver says %+v (%v)", cost, seen.Processes, err)

@@ -462,6 +462,11 @@ func (c *card) quit(ctx context.Context) error {
 		if err := c.become(false, ""); err != nil {
 			return err
 		}
+		// Whoever wants it again reads the state after that is written, so one of the
+		// two sees the other.
+		if wanted, err := c.Dir.IsWanted(c.uuid); err != nil || wanted {
+			return errors.Join(err, c.become(true, ""))
+		}
 	}
 	if c.state.Daemon != nil && c.state.Daemon.isOurs() {
 		ask, cancel := context.WithTimeout(ctx, c.Pace.Quit)

@@ -195,6 +195,12 @@ func (d *Driver) processes(dev nvml.Device) ([]gpu.Process, error) {
 	if r != nvml.SUCCESS {
 		return nil, fault("list processes", r)
 	}
+	// Clients of an MPS server have a list of their own; the server is on the one above.
+	if d.has("nvmlDeviceGetMPSComputeRunningProcesses") {
+		if clients, r := dev.GetMPSComputeRunningProcesses(); r == nvml.SUCCESS {
+			listed = append(listed, clients...)
+		}
+	}
 	// A card that can't draw, or a container's view of one, may say so.
 	if drawing, r := dev.GetGraphicsRunningProcesses(); r == nvml.SUCCESS {
 		listed = append(listed, drawing...)

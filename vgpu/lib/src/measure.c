@@ -11,22 +11,16 @@
 
 enum { MOST_PROCESSES = 256 };
 
-static bool read_own_line(void *nvml, const uint8_t uuid[16], uint64_t *bytes) {
-    __typeof__(nvmlDeviceGetHandleByUUID) *handle_by_uuid =
-        (__typeof__(nvmlDeviceGetHandleByUUID) *)dlsym(nvml, "nvmlDeviceGetHandleByUUID");
-    __typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *processes =
-        (__typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *)dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
+/* What one of NVML's lists of processes has of this one. */
+static bool read_list(void *nvml, nvmlDevice_t device, const char *newest, const char *older, uint64_t *bytes) {
+    __typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *processes = (__typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *)dlsym(nvml, newest);
     if (processes == NULL) {
         /* The same layout, before R510. */
-        processes = (__typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *)dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v2");
+        processes = (__typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *)dlsym(nvml, older);
     }
-    char text[CARVE_UUID_TEXT];
-    nvmlDevice_t device;
     nvmlProcessInfo_t lines[MOST_PROCESSES];
     unsigned int count = MOST_PROCESSES;
-    carve_uuid_write(uuid, text);
-    if (handle_by_uuid == NULL || processes == NULL || handle_by_uuid(text, &device) != NVML_SUCCESS ||
-        processes(device, &count, lines) != NVML_SUCCESS || count > MOST_PROCESSES) {
+    if (processes == NULL || processes(device, &count, lines) != NVML_SUCCESS || count > MOST_PROCESSES) {
         return false;
     }
     uint32_t pid = carve_pid();
@@ -37,6 +31,20 @@ static bool read_own_line(void *nvml, const uint8_t uuid[16], uint64_t *bytes) {
         }
     }
     return false;
+}
+
+static bool read_own_line(void *nvml, const uint8_t uuid[16], uint64_t *bytes) {
+    __typeof__(nvmlDeviceGetHandleByUUID) *handle_by_uuid =
+        (__typeof__(nvmlDeviceGetHandleByUUID) *)dlsym(nvml, "nvmlDeviceGetHandleByUUID");
+    char text[CARVE_UUID_TEXT];
+    nvmlDevice_t device;
+    carve_uuid_write(uuid, text);
+    if (handle_by_uuid == NULL || handle_by_uuid(text, &device) != NVML_SUCCESS) {
+        return false;
+    }
+    /* Clients of an MPS server have a list of their own. */
+    return read_list(nvml, device, "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", bytes) ||
+           read_list(nvml, device, "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", bytes);
 }
 
 bool carve_measure(const uint8_t uuid[16], uint32_t *units) {

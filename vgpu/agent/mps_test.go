@@ -1,0 +1,345 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/mps"
+	"github.com/carve-gpu/carve/vgpu/region"
+)
+
+// keeperSide is what the agent sees of a keeper: a lock and a file for each card.
+type keeperSide struct {
+	*testNode
+	lock *os.File
+}
+
+func withKeeper(n *testNode) *keeperSide {
+	n.t.Helper()
+	for _, path := range []string{gpu.MPSControl, gpu.MPSServer} {
+		path = filepath.Join(n.dir, "driver", path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			n.t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o755); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	k := &keeperSide{testNode: n}
+	if err := os.MkdirAll(string(n.mpsDir()), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	k.begin()
+	n.t.Cleanup(func() { k.lock.Close() })
+	return k
+}
+
+func (k *keeperSide) begin() {
+	k.t.Helper()
+	f, err := os.OpenFile(filepath.Join(string(k.mpsDir()), "keeper.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.lock = f
+}
+
+func (k *keeperSide) says(card string, s mps.State) {
+	k.t.Helper()
+	s.Version, s.Card, s.Since = mps.Version, card, time.Now()
+	b, err := json.Marshal(s)
+	path := filepath.Join(k.mpsDir().Card(card), "state.json")
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(path+".test", b, 0o644)
+	}
+	if err == nil {
+		err = os.Rename(path+".test", path)
+	}
+	if err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func serving(epoch uint64) mps.State {
+	return mps.State{Epoch: epoch, Ready: true, Exclusive: true, Daemon: &mps.Process{PID: 1, Start: 1}, Servers: []mps.Process{{PID: 2, Start: 2}}}
+}
+
+func down(epoch uint64, fault string) mps.State {
+	return mps.State{Epoch: epoch, Exclusive: true, Error: fault}
+}
+
+func (k *keeperSide) wanted(card string, want bool) {
+	k.t.Helper()
+	eventually(k.t, "what is wanted of card "+card, func() bool {
+		is, err := k.mpsDir().IsWanted(card)
+		return err == nil && is == want
+	})
+}
+
+func (k *keeperSide) missingOf(uid string) string {
+	why, _, _ := k.missing("default", "pod-"+uid, "app")
+	return why
+}
+
+func (k *keeperSide) card(uuid string) v1alpha1.Card {
+	s, _ := k.api.report()
+	for _, c := range s.Cards {
+		if c.UUID == uuid {
+			return c
+		}
+	}
+	return v1alpha1.Card{}
+}
+
+func modeShare(card string, memMiB int64, cores int, mode api.Mode) map[string][]api.CardGrant {
+	return map[string][]api.CardGrant{"app": {{Card: card, MemMiB: memMiB, Cores: cores, Mode: mode}}}
+}
+
+func TestAContainerWaitsForItsCardsDaemon(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "u", grantOf("u", 1, modeShare(cardA, 8000, 30, api.ModeMPS))))
+	eventually(t, "it waits for a keeper", func() bool {
+		why, final, _ := n.missing("default", "pod-u", "app")
+		return strings.Contains(why, "no `carve mps` runs on this node") && !final
+	})
+	k := withKeeper(n)
+	k.wanted(cardA, true)
+	k.wanted(cardB, false)
+	eventually(t, "it waits for the daemon", func() bool { return strings.Contains(k.missingOf("u"), "is being started") })
+	if _, err := n.Slice(RuntimeContainer{ID: "c", PodUID: "u", Name: "app"}); err == nil || !strings.Contains(err.Error(), "is being started") {
+		t.Errorf("the hook is told %v", err)
+	}
+	k.says(cardA, down(1, "the MPS daemon ended before it served: exit status 1"))
+	eventually(t, "it is told what is wrong", func() bool { return strings.Contains(k.missingOf("u"), "exit status 1") })
+	eventually(t, "so is the report", func() bool {
+		m := k.card(cardA).MPS
+		return m != nil && !m.Ready && strings.Contains(m.Reason, "exit status 1") && m.Since != nil
+	})
+	waiting := make(chan error, 1)
+	go func() { waiting <- n.AwaitPrepared(t.Context(), "default", "pod-u", "app") }()
+	k.says(cardA, serving(2))
+	if err := <-waiting; err != nil {
+		t.Errorf("PreStart was told %v", err)
+	}
+	p, err := n.Slice(RuntimeContainer{ID: "c", PodUID: "u", Name: "app"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := n.mpsDir()
+	if p.MPS == nil || *p.MPS != (PreparedMPS{dir.Pipe(cardA), dir.Shm(cardA), 30, 8000}) || p.LimitsPath == "" {
+		t.Errorf("%+v, %+v", p, p.MPS)
+	}
+	l, err := region.ReadLimits(p.LimitsPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := l.Cards[0]; c.LimitBytes != 8000<<20 || c.MPSPercent != 30 || c.ComputePPM != 0 || c.ComputeFixed {
+		t.Errorf("limits %+v", c)
+	}
+	if b, err := os.ReadFile(p.LimitsPath); err != nil || b[24] != 0 {
+		t.Errorf("carve's own limits of compute are in force beside those of MPS (%v)", err)
+	}
+	if shares := n.computeShares(); len(shares) != 0 {
+		t.Errorf("it is among those whose compute is divided: %+v", shares)
+	}
+	eventually(t, "the report says that it is well", func() bool { m := k.card(cardA).MPS; return m != nil && m.Ready && m.Reason == "" })
+	if m := k.card(cardB).MPS; m != nil {
+		t.Errorf("of the other card the report says %+v", m)
+	}
+	n.api.deletePod("u")
+	k.wanted(cardA, false)
+}
+
+// node-21: the pods that a daemon served are told when it is down and when it is back,
+// also by an agent that was away meanwhile; those that came later aren't.
+func TestPodsOfADaemonThatEndsAreTold(t *testing.T) {
+	n := startNode(t)
+	k := withKeeper(n)
+	n.link()
+	for _, uid := range []string{"one", "two"} {
+		n.api.setPod(podWith(t, uid, grantOf(uid, 1, modeShare(cardA, 1000, 10, api.ModeMPS))))
+	}
+	n.api.setPod(podWith(t, "other", grantOf("other", 1, map[string][]api.CardGrant{"app": shareOf(cardB, 1000, 0)})))
+	k.wanted(cardA, true)
+	k.says(cardA, serving(1))
+	for _, uid := range []string{"one", "two", "other"} {
+		eventually(t, uid+" is prepared", func() bool { return n.prepared(uid, "app") })
+	}
+	containers := []RuntimeContainer{}
+	run := func(uid string) {
+		c := RuntimeContainer{ID: "c-" + uid, PodUID: uid, Name: "app", Adjusted: true}
+		containers = append(containers, c)
+		n.Adjusted(c)
+	}
+	run("one")
+	run("other")
+	k.says(cardA, down(1, "the MPS daemon (process 77) has ended: signal: killed"))
+	eventually(t, "the one that runs is told", func() bool {
+		return strings.Contains(n.api.said(), "pod-one MPSDown: card 0 ("+cardA+"): the MPS daemon (process 77) has ended: signal: killed")
+	})
+	eventually(t, "its slice says so", func() bool {
+		for _, s := range k.card(cardA).Slices {
+			if s.PodUID == "one" && strings.Contains(s.Fault, "signal: killed") {
+				return true
+			}
+		}
+		return false
+	})
+	if n.prepared("two", "app") {
+		t.Error("a container may start while the daemon is down")
+	}
+	k.says(cardA, serving(2))
+	eventually(t, "it is told again", func() bool { return strings.Contains(n.api.said(), "pod-one MPSRestarted: ") })
+	run("two")
+	eventually(t, "the report is well", func() bool { m := k.card(cardA).MPS; return m != nil && m.Ready })
+	if said := n.api.said(); strings.Contains(said, "pod-two MPS") || strings.Contains(said, "pod-other MPS") || strings.Count(said, "MPSDown") != 1 || strings.Count(said, "MPSRestarted") != 1 {
+		t.Errorf("told:\n%s", said)
+	}
+	// Without an agent to see it.
+	n.stop()
+	k.says(cardA, serving(3))
+	n.start()
+	n.link(containers...)
+	eventually(t, "both are told", func() bool {
+		return strings.Count(n.api.said(), "pod-one MPSRestarted") == 2 && strings.Count(n.api.said(), "pod-two MPSRestarted") == 1
+	})
+	// With nothing new an agent says nothing.
+	n.stop()
+	n.start()
+	n.link(containers...)
+	eventually(t, "a look", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.mps.cards[cardA].state.Epoch == 3 })
+	n.lookAtMPS()
+	if said := n.api.said(); strings.Count(said, "MPSRestarted") != 3 {
+		t.Errorf("told:\n%s", said)
+	}
+	k.wanted(cardA, true) // none of all that took the wish back
+}
+
+func TestACardIsFreeOfMPSBeforeOthersUseIt(t *testing.T) {
+	n := startNode(t)
+	k := withKeeper(n)
+	n.link()
+	k.says(cardA, serving(4))
+	for uid, g := range map[string]map[string][]api.CardGrant{
+		"share": {"app": shareOf(cardA, 1000, 0)},
+	} {
+		n.api.setPod(podWith(t, uid, grantOf(uid, 1, g)))
+		eventually(t, uid+" waits", func() bool { return strings.Contains(k.missingOf(uid), "MPS hasn't let go of it yet") })
+		if _, err := n.Slice(RuntimeContainer{ID: "c", PodUID: uid, Name: "app"}); err == nil {
+			t.Errorf("%s may start on a card that takes one process", uid)
+		}
+	}
+	k.says(cardA, mps.State{Epoch: 4})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := n.AwaitPrepared(ctx, "default", "pod-share", "app"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestASliceOfTimeHasTheDriverAsItIs(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	n.api.setPod(podWith(t, "u", grantOf("u", 1, modeShare(cardA, 40000, 50, api.ModeTimeslice))))
+	eventually(t, "it is prepared", func() bool { return n.prepared("u", "app") })
+	p, err := n.Slice(RuntimeContainer{ID: "c", PodUID: "u", Name: "app"})
+	if err != nil || p.LimitsPath != "" || p.UsagePath != "" || p.MPS != nil || len(p.Cards) != 1 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := os.Stat(n.files.slice("u", "app")); !os.IsNotExist(err) {
+		t.Errorf("files were made for it: %v", err)
+	}
+	eventually(t, "it is counted", func() bool {
+		s, _ := n.api.report()
+		return slicesOf(s, cardA) == "u/app=prepared" && s.Summary.GrantedMiB == 40000
+	})
+}
+
+func TestOneModeACard(t *testing.T) {
+	inventory, _ := (&twoCards{}).Inventory()
+	cards := map[string]gpu.Card{}
+	for _, c := range inventory.Cards {
+		cards[c.UUID] = c
+	}
+	mig := cards[cardB]
+	mig.UUID, mig.MIGMode = "GPU-mig", "enabled"
+	cards[mig.UUID] = mig
+	hold := func(uid string, mode api.Mode) map[string]record {
+		return map[string]record{uid: {State: stateHeld, Grant: grantOf(uid, 1, modeShare(cardA, 1000, 10, mode)), Order: appOrder("app")}}
+	}
+	for name, c := range map[string]struct {
+		grant api.Grant
+		held  map[string]record
+		want  string
+	}{
+		"mps on an empty card":        {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeMPS)), nil, ""},
+		"mps beside mps":              {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeMPS)), hold("v", api.ModeMPS), ""},
+		"time beside time":            {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeTimeslice)), hold("v", api.ModeTimeslice), ""},
+		"mps beside vgpu":             {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeMPS)), hold("v", api.ModeVGPU), "shared in mode vgpu: one mode at a time"},
+		"vgpu beside mps":             {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeVGPU)), hold("v", api.ModeMPS), "shared in mode mps"},
+		"vgpu beside time":            {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeVGPU)), hold("v", api.ModeTimeslice), "shared in mode timeslice"},
+		"mps on another card":         {grantOf("u", 1, modeShare(cardB, 1, 1, api.ModeMPS)), hold("v", api.ModeVGPU), ""},
+		"too much of a card's time":   {grantOf("u", 1, modeShare(cardA, 1, 95, api.ModeTimeslice)), hold("v", api.ModeTimeslice), "10 percent"},
+		"mps in MIG mode":             {grantOf("u", 1, modeShare("GPU-mig", 1, 1, api.ModeMPS)), nil, "the card is in MIG mode"},
+		"a resize under MPS":          {grantOf("u", 2, modeShare(cardA, 2000, 10, api.ModeMPS)), hold("u", api.ModeMPS), "fixed at its start"},
+		"a resize of a slice of time": {grantOf("u", 2, modeShare(cardA, 500, 10, api.ModeTimeslice)), hold("u", api.ModeTimeslice), "can't change while it runs"},
+		"a resize of a share":         {grantOf("u", 2, modeShare(cardA, 2000, 10, api.ModeVGPU)), hold("u", api.ModeVGPU), ""},
+		"two modes in one container": {grantOf("u", 1, map[string][]api.CardGrant{"app": {
+			{Card: cardA, MemMiB: 1, Mode: api.ModeVGPU}, {Card: cardB, MemMiB: 1, Mode: api.ModeTimeslice}}}), nil, "of one kind only"},
+		"two modes of one card in a pod": {grantOf("u", 1, map[string][]api.CardGrant{
+			"a": {{Card: cardA, MemMiB: 1, Mode: api.ModeVGPU}}, "b": {{Card: cardA, MemMiB: 1, Mode: api.ModeMPS}}}), nil, "one mode at a time"},
+	} {
+		err := node{name: nodeName, cards: cards, held: c.held}.admit(candidate{grant: c.grant, uid: "u", order: appOrder("app", "a", "b")})
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+func TestLimitsThatNeedNoClientAllowMore(t *testing.T) {
+	limits := func(percent int) region.Limits {
+		l, err := limitsOf([]api.CardGrant{{Card: cardA, MemMiB: 1000, Cores: percent, Mode: api.ModeMPS}}, func(string) cardFacts { return cardFacts{5, 108} })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	want := limits(30)
+	if want.Cards[0].Multiprocessors != 108 || limits(0).Cards[0].MPSPercent != 100 {
+		t.Errorf("%+v, %+v", want.Cards[0], limits(0).Cards[0])
+	}
+	none := limits(30)
+	none.Cards[0].MPSPercent = 0
+	other := limits(30)
+	other.Cards[0].Multiprocessors = 0
+	for what, c := range map[string]struct {
+		have         region.Limits
+		within, same bool
+	}{
+		"the same":                       {limits(30), true, true},
+		"less":                           {limits(20), true, false},
+		"more":                           {limits(40), false, false},
+		"no client needed":               {none, false, false},
+		"a card whose size wasn't known": {other, true, true},
+	} {
+		if within, same := withinGranted(c.have, want), sameGranted(c.have, want); within != c.within || same != c.same {
+			t.Errorf("%s: within %v, same %v", what, within, same)
+		}
+	}
+}
