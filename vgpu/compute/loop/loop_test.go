@@ -579,13 +579,18 @@ func contend(t *testing.T, bursts bool, mode compute.Mode) sim.Outcome {
 	}{{"real programs", real}, {"the simulator", simulated}} {
 		t.Logf("%s: over %.2f, under %.2f, mean %.3f points; %d of %d failed; %.1f %% delivered", o.what, o.Over, o.Under, o.Mean, o.Failed, o.Runs, 100*o.Delivered)
 	}
-	if real.Failed*100 > real.Runs {
-		t.Errorf("in %d of %d runs somebody was more than %v points off", real.Failed, real.Runs, sim.Goal)
-	}
 	if math.Abs(real.Mean-simulated.Mean) > 0.3 || math.Abs(real.Delivered-simulated.Delivered) > 0.02 {
 		t.Error("programs and simulator don't agree")
 	}
 	return real
+}
+
+// few wants shares to be kept in 99 of 100 runs, which is in all of a few.
+func few(t *testing.T, failed, runs int) {
+	t.Helper()
+	if failed*100 > runs {
+		t.Errorf("in %d of %d runs somebody was more than %v points off", failed, runs, sim.Goal)
+	}
 }
 
 func TestRealProgramsGetTheirShareUnderContention(t *testing.T) {
@@ -598,6 +603,7 @@ func TestRealProgramsGetTheirShareUnderContention(t *testing.T) {
 			failed, runs = failed+o.Failed, runs+o.Runs
 		})
 	}
+	few(t, failed, runs)
 	if *wantLines {
 		fmt.Printf("contended_error_max_points %.2f points\ncontended_error_mean_points %.2f points\ncontended_failed_percent %.2f %%\n",
 			worst, mean, 100*float64(failed)/float64(max(runs, 1)))
@@ -605,5 +611,6 @@ func TestRealProgramsGetTheirShareUnderContention(t *testing.T) {
 }
 
 func TestRealProgramsTakeTurns(t *testing.T) {
-	contend(t, false, compute.Turns)
+	o := contend(t, false, compute.Turns)
+	few(t, o.Failed, o.Runs)
 }

@@ -29,6 +29,14 @@ static const struct load loads[] = {
     {"kernels of 0.1, 1 and 5 ms on four streams", {100000, 1000000, 5000000}, 3, 4, false},
 };
 
+/* As many blocks of 1024 threads as the card has room for at once: kernels of that width follow one another. */
+static unsigned as_wide_as_the_card(const struct api *api) {
+    int processors = 0, threads = 0;
+    CUDA(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
+    CUDA(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0);
+    return (unsigned)(processors * (threads / 1024));
+}
+
 static void alone(const struct load *load, unsigned percent) {
     struct api a = with_share(percent * 10000), *api = &a;
     CUcontext context;
@@ -45,6 +53,7 @@ static void alone(const struct load *load, unsigned percent) {
     }
     check(good, "%s, %u %%: set up", load->name, percent);
     __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
+    unsigned blocks = as_wide_as_the_card(api);
     uint64_t begin = clock_ns(), from = 0, work = 0, now;
     unsigned seed = percent;
     for (unsigned n = 0; good && (now = clock_ns()) < begin + 8000 * MS; n++) {
@@ -55,8 +64,7 @@ static void alone(const struct load *load, unsigned percent) {
         unsigned k = n % load->kernels;
         uint64_t ns = load->kernel_ns[k] * (700 + (uint64_t)rand_r(&seed) % 600) / 1000;
         void *parameters[] = {&ns, &none};
-        /* As wide as the card, so that kernels of other streams wait. */
-        good = launch(functions[k], 216, 1, 1, 1024, 1, 1, 0, streams[n % load->streams], parameters, NULL) == CUDA_SUCCESS;
+        good = launch(functions[k], blocks, 1, 1, 1024, 1, 1, 0, streams[n % load->streams], parameters, NULL) == CUDA_SUCCESS;
         work += ns;
         if (load->sync_each) {
             good &= CUDA(cuCtxSynchronize)() == CUDA_SUCCESS;
@@ -81,14 +89,15 @@ static void graphs(void) {
     void *parameters[] = {&ns, &none};
     struct carve_usage_line *line = &box_usage()->lines[0][0];
     __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
+    unsigned blocks = as_wide_as_the_card(api);
     check(a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
               CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
               CUDA(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
           "graphs: set up");
     check(launch(spin, 0, 1, 1, 1, 1, 1, 0, stream, parameters, NULL) != CUDA_SUCCESS && line->committed_ns == 0 && line->since_ns == 0, "a launch that the driver refuses leaves no trace");
-    check(launch(spin, 216, 1, 1, 1024, 1, 1, 0, other, parameters, NULL) == CUDA_SUCCESS, "work on another stream");
+    check(launch(spin, blocks, 1, 1, 1024, 1, 1, 0, other, parameters, NULL) == CUDA_SUCCESS, "work on another stream");
     bool good = true;
-    CUDA_KERNEL_NODE_PARAMS_v2 node = {.func = spin, .gridDimX = 216, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .kernelParams = parameters};
+    CUDA_KERNEL_NODE_PARAMS_v2 node = {.func = spin, .gridDimX = blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .kernelParams = parameters};
     CUgraphNode last = NULL;
     check(CUDA(cuGraphCreate)(&graph, 0) == CUDA_SUCCESS, "a graph");
     for (int i = 0; i < 4; i++) {
@@ -139,6 +148,7 @@ static void waits_for_the_program(void) {
     uint64_t ns = 1000000;
     void *parameters[] = {&ns, &none};
     __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
+    unsigned blocks = as_wide_as_the_card(api);
     check(a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
               CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
               CUDA(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS && CUDA(cuMemHostAlloc)(&host, 4, 2) == CUDA_SUCCESS && CUDA(cuMemHostGetDevicePointer_v2)(&flag, host, 0) == CUDA_SUCCESS,
@@ -147,7 +157,7 @@ static void waits_for_the_program(void) {
     uint64_t begin = clock_ns();
     bool good = CUDA(cuStreamWaitValue32_v2)(stream, flag, 1, CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS;
     for (int i = 0; i < 40 && good; i++) {
-        good = launch(spin, 216, 1, 1, 1024, 1, 1, 0, i % 4 == 3 ? other : stream, parameters, NULL) == CUDA_SUCCESS;
+        good = launch(spin, blocks, 1, 1, 1024, 1, 1, 0, i % 4 == 3 ? other : stream, parameters, NULL) == CUDA_SUCCESS;
     }
     double took = (double)(clock_ns() - begin) / 1e9;
     check(good && took < 60, "launches behind a value that the program writes after them return (%.1f s)", took);

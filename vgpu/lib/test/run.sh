@@ -84,6 +84,9 @@ settings=
 cards='--card a100-80 --card a30'
 clock=virtual
 on_soft "compute" 550.90.07 "$(realpath "$folder/compute_test")"
+cards='--card rtxpro6000 --card t4' # shares on cards with 188 and 40 processors (case vgpu-13)
+on_soft "compute, other cards" 550.90.07 "$(realpath "$folder/compute_test")"
+cards='--card a100-80 --card a30'
 clock=real
 # stepped NAME PROGRAM...: with the front whose steps can be armed.
 stepped() {
@@ -112,5 +115,24 @@ on_soft "heaps of a driver that takes more" 550.90.07 "$folder/heap_test" more
 settings=
 cards='--card h100x2' # which have multicast
 on_soft "multicast" 550.90.07 "$folder/multicast_test"
+
+# A share of a card is as good as a card of that size: the same calls on both, every answer the same.
+settings=
+for seed in 1 2 3; do
+    bare=$(mktemp) shared=$(mktemp)
+    "$soft/softgpu" destroy "$root" > /dev/null 2>&1
+    "$soft/softgpu" init "$root" --card h100x2 --driver 550.90.07 > "$output" 2>&1 || cat "$output"
+    run "bare, seed $seed" env LD_LIBRARY_PATH="$(echo "$root"/usr/lib/*)" "$folder/same_test" "$bare" "$seed" 3000
+    cards='--card h200x2' # the same but for the memory: 81008 MiB, and 520 MiB for a context, is what h100 has
+    on_soft "as with a card of its own, seed $seed" 550.90.07 "$folder/same_test" "$shared" "$seed" 3000 81008 520
+    if [ -s "$bare" ] && cmp -s "$bare" "$shared"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "not ok - seed $seed: a share and a card of its size differ, first here:"
+        diff "$bare" "$shared" | head -6
+    fi
+    rm -f "$bare" "$shared"
+done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
