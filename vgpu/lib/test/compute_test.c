@@ -30,10 +30,10 @@ static const struct load loads[] = {
 };
 
 /* As many blocks of 1024 threads as the card has room for at once: kernels of that width follow one another. */
-static unsigned as_wide_as_the_card(const struct api *api) {
+static unsigned as_wide_as(const struct api *api, CUdevice card) {
     int processors = 0, threads = 0;
-    CUDA(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
-    CUDA(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0);
+    CUDA(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, card);
+    CUDA(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, card);
     return (unsigned)(processors * (threads / 1024));
 }
 
@@ -53,7 +53,7 @@ static void alone(const struct load *load, unsigned percent) {
     }
     check(good, "%s, %u %%: set up", load->name, percent);
     __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
-    unsigned blocks = as_wide_as_the_card(api);
+    unsigned blocks = as_wide_as(api, 0);
     uint64_t begin = clock_ns(), from = 0, work = 0, now;
     unsigned seed = percent;
     for (unsigned n = 0; good && (now = clock_ns()) < begin + 8000 * MS; n++) {
@@ -89,7 +89,7 @@ static void graphs(void) {
     void *parameters[] = {&ns, &none};
     struct carve_usage_line *line = &box_usage()->lines[0][0];
     __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
-    unsigned blocks = as_wide_as_the_card(api);
+    unsigned blocks = as_wide_as(api, 0);
     check(a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
               CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
               CUDA(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS,
@@ -148,7 +148,7 @@ static void waits_for_the_program(void) {
     uint64_t ns = 1000000;
     void *parameters[] = {&ns, &none};
     __typeof__(cuLaunchKernel) *launch = CUDA(cuLaunchKernel);
-    unsigned blocks = as_wide_as_the_card(api);
+    unsigned blocks = as_wide_as(api, 0);
     check(a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
               CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
               CUDA(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS && CUDA(cuMemHostAlloc)(&host, 4, 2) == CUDA_SUCCESS && CUDA(cuMemHostGetDevicePointer_v2)(&flag, host, 0) == CUDA_SUCCESS,
@@ -186,8 +186,7 @@ static void several_cards(void) {
     for (int i = 1; i >= 0; i--) {
         good &= CUDA(cuCtxCreate_v2)(&contexts[i], 0, i) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
                 CUDA(cuStreamCreate)(&streams[i], CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
-        /* As wide as either card. */
-        list[i] = (CUDA_LAUNCH_PARAMS){.gridDimX = i == 0 ? 216 : 112, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .hStream = streams[i], .kernelParams = parameters};
+        list[i] = (CUDA_LAUNCH_PARAMS){.gridDimX = as_wide_as(api, i), .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .hStream = streams[i], .kernelParams = parameters};
         good &= CUDA(cuModuleGetFunction)(&list[i].function, module, "carve_spin") == CUDA_SUCCESS;
     }
     check(good, "two cards: set up");
