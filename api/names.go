@@ -89,6 +89,9 @@ const (
 const (
 	// LabelManaged marks the nodes whose cards carve manages ("true").
 	LabelManaged = "carve.dev/managed"
+	// LabelNVIDIAConfig names the node's file among several configurations of NVIDIA's
+	// device plugin, as it does for NVIDIA's own.
+	LabelNVIDIAConfig = "nvidia.com/device-plugin.config"
 	// TaintHookDown is the taint that the extender keeps, with the effect
 	// NoSchedule, on managed nodes that can't serve cards.
 	TaintHookDown = "carve.dev/hook-down"

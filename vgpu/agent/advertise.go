@@ -63,6 +63,9 @@ func (a *Agent) advertise(ctx context.Context) {
 		if err != nil {
 			continue // not seen yet: the watch will tell
 		}
+		if a.NodeLabels != nil {
+			a.NodeLabels(node.Labels)
+		}
 		if err := a.patchCapacity(ctx, node); err != nil && ctx.Err() == nil {
 			a.Log.Warn("the node's capacity isn't advertised; trying again", "error", err)
 			retry = time.After(5 * time.Second)
@@ -117,6 +120,14 @@ func (a *Agent) patchCapacity(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
+// configLabels keeps the label that chooses a configuration.
+func configLabels(all map[string]string) map[string]string {
+	if v, ok := all[api.LabelNVIDIAConfig]; ok {
+		return map[string]string{api.LabelNVIDIAConfig: v}
+	}
+	return nil
+}
+
 // onlyCapacity drops all else of a node, which changes with every heartbeat.
 func onlyCapacity(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
@@ -124,7 +135,7 @@ func onlyCapacity(o any) (any, error) {
 		return o, nil
 	}
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: configLabels(n.Labels)},
 		Status:     corev1.NodeStatus{Capacity: n.Status.Capacity},
 	}, nil
 }

@@ -72,6 +72,13 @@ type Config struct {
 	// SlotsChanged is told how many slots the node has.
 	SlotsChanged func(int)
 
+	// CardsChanged asks for a call of SetSharing for the cards that there are now; nil
+	// where no configuration of NVIDIA's is followed. NodeLabels is told the node's
+	// labels of NVIDIA's plugin, whenever they may have changed. Both may be called
+	// from any goroutine, and must not call the agent.
+	CardsChanged func()
+	NodeLabels   func(map[string]string)
+
 	// Waiting is called once if another agent of the node has to end first.
 	Waiting func()
 
@@ -163,8 +170,10 @@ type Agent struct {
 	storeFault string
 	// cordoned are the cards that the operator takes no new slices on.
 	cordoned []string
-	// sharing is what NVIDIA's configuration says of cards, by UUID.
-	sharing map[string]v1alpha1.Sharing
+	// sharing is what NVIDIA's configuration says of cards, by UUID; sharedFor are the
+	// cards that it was asked about, nil until it was.
+	sharing   map[string]v1alpha1.Sharing
+	sharedFor []string
 	// slotsTold is what the device plugin was told last.
 	slotsTold int
 

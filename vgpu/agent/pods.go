@@ -330,12 +330,14 @@ const (
 	reasonAccessLost   = "DeviceAccessLost"
 
 	// On the node.
-	reasonHookDown      = "HookDown"
-	reasonHookUp        = "HookUp"
-	reasonUnwritable    = "SlicesUnwritable"
-	reasonWritable      = "SlicesWritable"
-	reasonResizeRefused = "ResizeRefused"
-	reasonOverLimit     = "MemoryOverLimit"
+	reasonHookDown       = "HookDown"
+	reasonHookUp         = "HookUp"
+	reasonUnwritable     = "SlicesUnwritable"
+	reasonWritable       = "SlicesWritable"
+	reasonSharing        = "SharingConfigured"
+	reasonSharingRefused = "SharingConfigRefused"
+	reasonResizeRefused  = "ResizeRefused"
+	reasonOverLimit      = "MemoryOverLimit"
 )
 
 var eventScheme = scheme.Scheme

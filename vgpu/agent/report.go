@@ -259,6 +259,9 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool,
 		// it would make the extender forget cards that are in use.
 		return false, 0, nil
 	}
+	if !a.sharingKnown() {
+		return false, 0, nil
+	}
 	want := a.status()
 	a.tellSlots()
 	var have *v1alpha1.GPUNode

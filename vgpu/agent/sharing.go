@@ -4,17 +4,19 @@ import (
 	"maps"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/vgpu/gpu"
 )
 
-// SetSharing takes in what NVIDIA's configuration says of cards, by UUID. What runs on a
-// card is left alone: one in another mode takes the new one once it is empty.
-func (a *Agent) SetSharing(sharing map[string]v1alpha1.Sharing) {
+// SetSharing takes in what NVIDIA's configuration says of the cards with these UUIDs. What
+// runs on a card is left alone: one in another mode takes the new one once it is empty.
+func (a *Agent) SetSharing(cards []string, sharing map[string]v1alpha1.Sharing) {
 	a.mu.Lock()
-	same := maps.Equal(a.sharing, sharing)
-	a.sharing = sharing
+	same := a.sharedFor != nil && maps.Equal(a.sharing, sharing) && slices.Equal(a.sharedFor, cards)
+	a.sharing, a.sharedFor = sharing, append([]string{}, cards...)
 	a.mu.Unlock()
 	if same {
 		return
@@ -24,12 +26,34 @@ func (a *Agent) SetSharing(sharing map[string]v1alpha1.Sharing) {
 	a.report()
 }
 
-// Inventory is the cards as last read from the driver; known is false until it has
-// listed them once.
-func (a *Agent) Inventory() (cards []gpu.Card, known bool) {
+// sharingKnown reports whether it is known what NVIDIA's configuration says of the cards.
+// Until then there is nothing to report: a card that is to be shared would be given whole.
+func (a *Agent) sharingKnown() bool {
+	if a.CardsChanged == nil {
+		return true // nobody follows one
+	}
+	a.mu.Lock()
+	known := a.sharedFor != nil && slices.Equal(a.sharedFor, uuids(a.hardware.inventory.Cards))
+	a.mu.Unlock()
+	if !known {
+		a.CardsChanged()
+	}
+	return known
+}
+
+// Cards are those that were last read from the driver, or by an earlier process.
+func (a *Agent) Cards() []gpu.Card {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Clone(a.hardware.inventory.Cards), a.hardware.known
+	return slices.Clone(a.hardware.inventory.Cards)
+}
+
+func uuids(cards []gpu.Card) []string {
+	out := make([]string, len(cards))
+	for i, c := range cards {
+		out[i] = c.UUID
+	}
+	return out
 }
 
 // sharingOf is what NVIDIA's configuration says of a card, nil for nothing. a.mu is
@@ -68,4 +92,13 @@ func joinModes(mode, more api.Mode) api.Mode {
 		return mode
 	}
 	return "mixed"
+}
+
+// SharingSaid tells the node's readers about NVIDIA's configuration.
+func (a *Agent) SharingSaid(fault bool, sentence string) {
+	kind, reason := corev1.EventTypeNormal, reasonSharing
+	if fault {
+		kind, reason = corev1.EventTypeWarning, reasonSharingRefused
+	}
+	a.nodeEvent(kind, reason, sentence)
 }
