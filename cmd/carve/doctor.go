@@ -140,6 +140,10 @@ func (s localSource) condition() *doctor.Agent {
 		Unadjusted: v.Unadjusted, Refused: v.Refused, Records: v.Records, SlotsPerCard: v.SlotsPerCard,
 		Enforcement: v.Enforcement, EnforcementReason: v.EnforcementReason,
 	}
+	if s.sharing != nil {
+		is := s.sharing.Status()
+		out.Sharing = &doctor.Sharing{Path: s.options.nvidiaConfig, Source: is.Source, Fault: is.Fault, Warnings: is.Warnings}
+	}
 	if err := s.agent.Ready(); err != nil {
 		out.NotReady = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}

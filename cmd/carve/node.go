@@ -21,6 +21,7 @@ import (
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/gpunodes"
 	"github.com/carve-gpu/carve/deviceplugin"
+	"github.com/carve-gpu/carve/deviceplugin/nvidiaconfig"
 	"github.com/carve-gpu/carve/monitor"
 	"github.com/carve-gpu/carve/monitor/page"
 	nrihook "github.com/carve-gpu/carve/nri-hook"
@@ -40,7 +41,7 @@ type nodeOptions struct {
 	slotsPerCard                  int
 	softwareGPU, keepUnadjusted   bool
 	pastExtender, pageNames       string
-	compute                       string
+	compute, nvidiaConfig         string
 	startedFile                   string
 	logLevel, logFormat           string
 	socket                        socketOptions
@@ -110,6 +111,7 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 	addPageNamesFlag(cmd, &o.pageNames, page.NamesAll)
 	f.IntVar(&o.slotsPerCard, "slots-per-card", api.SlotsPerCard, "how many containers may share a card, where the node's GPUNode doesn't say")
 	f.StringVar(&o.compute, "compute", string(agent.ComputeShares), "how the cards' compute is divided: shares; turns, which keeps guarantees of elastic shares more strictly and lets launches wait longer; off, nobody is limited")
+	f.StringVar(&o.nvidiaConfig, "nvidia-config", "", "configuration file of NVIDIA's device plugin, or a directory with several, of which the node's label "+api.LabelNVIDIAConfig+" names one (else default, config.yaml, or the only one): its sharing is served, and followed while it changes")
 	f.BoolVar(&o.softwareGPU, "software-gpu", false, "the driver root is the software GPU's: a test instrument, no card is used")
 	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, instead of stopping them so that they start again")
 	f.StringVar(&o.pastExtender, "pods-past-extender", pastRefuse, "pods that carve's extender didn't place (a nodeName of their own, another scheduler): refuse, they get no card; or local, this node chooses the cards")
@@ -185,7 +187,8 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 	n := &node{name: o.node, version: version, apiTime: apiTime(config)}
 	roll := newRoll(ctx, o, log)
 	defer roll.end()
-	n.agent, err = agent.New(ctx, agent.Config{
+	n.sharing = followSharing(o, func() *agent.Agent { return n.agent }, log)
+	configured := agent.Config{
 		Node: o.node, RunDir: o.runDir, StateDir: o.stateDir, LibDir: o.libDir,
 		Root: root, Software: o.softwareGPU,
 		OpenHardware:   func() (agent.Hardware, error) { return nvml.Open(root, log) },
@@ -200,7 +203,11 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		Log:            log,
 		SlotsChanged:   n.slotsChanged,
 		Waiting:        roll.standBy,
-	})
+	}
+	if n.sharing != nil {
+		configured.CardsChanged, configured.NodeLabels = n.sharing.Look, nodeLabels(n.sharing)
+	}
+	n.agent, err = agent.New(ctx, configured)
 	if err != nil {
 		return err
 	}
@@ -226,6 +233,9 @@ func runNode(ctx context.Context, o nodeOptions, log *slog.Logger) error {
 		{"local API", func(ctx context.Context) error { return serveSocket(ctx, o, n, log) }},
 	} {
 		parts.Go(func() { keepRunning(ctx, part.name, part.run, log) })
+	}
+	if n.sharing != nil {
+		parts.Go(func() { keepRunning(ctx, "NVIDIA's configuration", n.sharing.Run, log) })
 	}
 	parts.Wait()
 	log.Info("stopped")
@@ -272,6 +282,8 @@ type node struct {
 	// apiTime asks the API server for its time.
 	apiTime func() (time.Time, error)
 	agent   *agent.Agent
+	// sharing follows NVIDIA's configuration, nil where there is none to follow.
+	sharing *nvidiaconfig.Follower
 	plugin  *deviceplugin.Plugin
 	slots   int
 	mu      sync.Mutex

@@ -65,7 +65,7 @@ sharing:
 		"indexes as texts":       {file: slicing + "    - {name: nvidia.com/gpu, devices: [\"3\", \"1\"], replicas: 2}\n", want: "1=2×timeslice 3=2×timeslice"},
 		"the first cards":        {file: slicing + "    - {name: nvidia.com/gpu, devices: 2, replicas: 4}\n", want: "0=4×timeslice 1=4×timeslice"},
 		"both modes on a node":   {file: slicing + "    - {name: nvidia.com/gpu, devices: [0], replicas: 4}\n  mps:\n    resources: [{name: nvidia.com/gpu, devices: [1], replicas: 3}]\n", want: "0=4×timeslice 1=3×mps"},
-		"an empty file":         {file: "# nothing\n", fault: "it is empty"},
+		"an empty file":          {file: "# nothing\n", fault: "it is empty"},
 		"nothing shared":         {file: "version: v1\n"},
 		"more than there are":    {file: slicing + "    - {name: nvidia.com/gpu, devices: 8, replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"the first 8 cards are meant, and the node has 1"}},
 		"cards of other nodes":   {file: slicing + "    - {name: nvidia.com/gpu, devices: [0, GPU-x], replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"the node has no card GPU-x"}},

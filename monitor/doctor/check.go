@@ -25,7 +25,7 @@ func Check(f Facts) []api.Finding {
 	var out []api.Finding
 	for _, check := range []func(Facts) []api.Finding{
 		agent, nri, defaultRuntime, toolkitEnv, toolkitNRI, cdi, driver, software, devices, persistence, mig,
-		cgroup, limits, runDir, kubelet, slots, journal, unadjusted, library, clock,
+		cgroup, limits, runDir, kubelet, slots, sharing, journal, unadjusted, library, clock,
 	} {
 		for _, found := range check(f) {
 			if found.Where == "" {
@@ -356,6 +356,27 @@ func kubelet(f Facts) []api.Finding {
 		return fail(check, f.Kubelet.Dir, "the kubelet doesn't listen to the device plugin", "the node offers no slots", "the agent registers again whenever kubelet.sock appears: look at its log, and at the kubelet's")
 	}
 	return ok(check, f.Kubelet.Dir, "the kubelet's device-plugin directory is in use")
+}
+
+// sharing tells of a configuration of NVIDIA's; where none is followed there is nothing to
+// tell.
+func sharing(f Facts) []api.Finding {
+	const check = "nvidia-config"
+	if f.Agent == nil || f.Agent.Sharing == nil {
+		return nil
+	}
+	s := f.Agent.Sharing
+	switch {
+	case s.Fault != "":
+		return fail(check, s.Path, "NVIDIA's configuration isn't taken: "+s.Fault,
+			"cards are given as the last good one said, or whole", "mend the file, or the node's label "+api.LabelNVIDIAConfig+"; it is read again at once")
+	case s.Source == "":
+		return ok(check, s.Path, "there is no configuration of NVIDIA's for this node")
+	case len(s.Warnings) > 0:
+		return warn(check, s.Source, "NVIDIA's configuration is in force, and some of it has no effect: "+strings.Join(s.Warnings, "; "),
+			"whoever wrote that expects it", "take it out of the file; README says what to write instead")
+	}
+	return ok(check, s.Source, "NVIDIA's configuration is in force")
 }
 
 func slots(f Facts) []api.Finding {

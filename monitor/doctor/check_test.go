@@ -117,6 +117,10 @@ var faults = []struct {
 	{"mounts don't propagate", func(f *Facts) { f.RunDir.Shared = false }, "run-dir", api.LevelFail, []string{"Bidirectional"}},
 	{"run directory on a disk", func(f *Facts) { f.RunDir.Tmpfs = false }, "run-dir", api.LevelWarn, []string{"tmpfs"}},
 	{"kubelet's socket missing", func(f *Facts) { f.Kubelet.Fault = "there is no kubelet.sock" }, "kubelet", api.LevelFail, []string{"there is no kubelet.sock", "CARVE_NODE_KUBELET_DIR"}},
+	{"NVIDIA's file is wrong", func(f *Facts) { f.Agent.Sharing = &Sharing{Path: "/etc/x", Fault: "no such file"} }, "nvidia-config", api.LevelFail, []string{"isn't taken: no such file"}},
+	{"some of it has no effect", func(f *Facts) {
+		f.Agent.Sharing = &Sharing{Path: "/etc/x", Source: "/etc/x/y", Warnings: []string{"flags.migStrategy: no"}}
+	}, "nvidia-config", api.LevelWarn, []string{"migStrategy"}},
 	{"kubelet doesn't listen", func(f *Facts) { f.Agent.KubeletConnected = false }, "kubelet", api.LevelFail, []string{"no slots"}},
 	{"a card is lost", func(f *Facts) { f.Agent.Cards[0].Fault = "fell off the bus" }, "slots", api.LevelFail, []string{"GPU-a", "fell off the bus"}},
 	{"more granted than there is", func(f *Facts) { f.Agent.Cards[0].GrantedMiB = 90000 }, "slots", api.LevelFail, []string{"90000 of 81000"}},

@@ -52,6 +52,18 @@ type Agent struct {
 	// "advisory" for none but the library, and then EnforcementReason says why.
 	Enforcement, EnforcementReason string
 	Cards                          []Card
+	// Sharing is how NVIDIA's configuration stands, nil where none is followed.
+	Sharing *Sharing
+}
+
+// Sharing is a configuration of NVIDIA's device plugin that the agent follows.
+type Sharing struct {
+	// Path is the file or directory, Source the file in force, empty for none.
+	Path, Source string
+	// Fault says why the file that should be in force isn't; Warnings, what of the one
+	// that is has no effect.
+	Fault    string
+	Warnings []string
 }
 
 // Card is a card as the agent sees it.

@@ -127,7 +127,7 @@ func (a *Agent) mpsWanted() map[string]bool {
 
 // mpsConfigured reports whether a card's configuration says that it is given in mode
 // mps. a.mu is held.
-func (a *Agent) mpsConfigured(gpu.Card) bool { return false }
+func (a *Agent) mpsConfigured(c gpu.Card) bool { return a.sharing[c.UUID].Mode == string(api.ModeMPS) }
 
 // readMPS reads what the keeper says of all cards.
 func (a *Agent) readMPS() mpsState {
@@ -171,7 +171,9 @@ func (a *Agent) lookAtMPS() {
 	before := a.mps
 	a.mu.Unlock()
 	for uuid := range before.cards {
-		want[uuid] = want[uuid] // one of which nobody says anything any more
+		if !want[uuid] {
+			want[uuid] = false // one of which nobody says anything any more
+		}
 	}
 	for uuid, wanted := range want {
 		is := before.cards[uuid]

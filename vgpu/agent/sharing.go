@@ -22,6 +22,7 @@ func (a *Agent) SetSharing(cards []string, sharing map[string]v1alpha1.Sharing) 
 		return
 	}
 	a.slotsChanged()
+	a.stirMPS()
 	a.lookAgain()
 	a.report()
 }
@@ -71,7 +72,11 @@ func (a *Agent) modesOf(c gpu.Card) []string {
 	if c.MIGMode == "enabled" {
 		return nil
 	}
-	return []string{string(api.ModeTimeslice)}
+	out := []string{string(api.ModeTimeslice)}
+	if a.mps.unserved == "" {
+		out = append(out, string(api.ModeMPS))
+	}
+	return out
 }
 
 // slotsOf is how many containers may share a card. a.mu is held.

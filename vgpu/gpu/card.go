@@ -32,6 +32,9 @@ type Card struct {
 	// MemoryBytes is the card's memory; ReservedBytes the part of it that the
 	// driver keeps for itself (0 before R510, which doesn't say).
 	MemoryBytes, ReservedBytes uint64
+	// ComputeMajor is the major number of its compute capability, 0 where that isn't
+	// known: 7 is Volta, 9 Hopper.
+	ComputeMajor int
 	// Multiprocessors is how many it has, 0 where that isn't known.
 	Multiprocessors int
 	// MIGMode is "enabled", "disabled", or empty where the card has none.

@@ -101,6 +101,9 @@ func (d *Driver) card(index int) (gpu.Card, error) {
 	}
 	c.PCIBusID = busID(pci)
 	c.Multiprocessors = d.multiprocessors(dev)
+	if major, _, r := dev.GetCudaComputeCapability(); r == nvml.SUCCESS {
+		c.ComputeMajor = major
+	}
 	m, err := d.memory(dev)
 	if err != nil {
 		return c, err

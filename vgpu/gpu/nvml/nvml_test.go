@@ -176,6 +176,9 @@ func TestComputeModeAndMultiprocessors(t *testing.T) {
 		if got := cards[i].Multiprocessors; got != want {
 			t.Errorf("%s has %d multiprocessors, want %d", cards[i].Model, got, want)
 		}
+		if got, want := cards[i].ComputeMajor, []int{8, 7, 9}[i]; got != want {
+			t.Errorf("%s has compute capability %d, want %d", cards[i].Model, got, want)
+		}
 	}
 	uuid := cards[0].UUID
 	if a := r.ask("mode " + uuid); a.Error != "" || a.Mode != gpu.ComputeDefault {
