@@ -1,6 +1,7 @@
 package bundle
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,7 +84,8 @@ func leftovers(t *testing.T) []string {
 		if err != nil {
 			continue // it is going away
 		}
-		if _, err := os.Stat("/proc/" + strings.TrimSpace(string(b))); err != nil {
+		pid, _, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+		if _, err := os.Stat("/proc/" + pid); err != nil {
 			out = append(out, f)
 		}
 	}
@@ -103,14 +105,21 @@ func leftovers(t *testing.T) []string {
 func run(t *testing.T, cmd *exec.Cmd) (text string, code int, report Report) {
 	t.Helper()
 	before := leftovers(t)
+	defer func() {
+		if after := leftovers(t); !slices.Equal(before, after) {
+			t.Errorf("it left something: %v, before %v", after, before)
+		}
+	}()
+	return finish(t, cmd)
+}
+
+func finish(t *testing.T, cmd *exec.Cmd) (text string, code int, report Report) {
+	t.Helper()
 	out, err := cmd.CombinedOutput()
 	text = string(out)
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
-	}
-	if after := leftovers(t); !slices.Equal(before, after) {
-		t.Errorf("it left something: %v, before %v", after, before)
 	}
 	files, err := filepath.Glob(filepath.Join(cmd.Dir, "results/*.json"))
 	if err != nil || len(files) != 1 {
@@ -278,6 +287,101 @@ func TestEndedInTheMiddle(t *testing.T) {
 	}
 	if after := leftovers(t); !slices.Equal(before, after) {
 		t.Errorf("it left something: %v", after)
+	}
+}
+
+// What a run leaves that is killed goes with the next one, and nothing else.
+func TestKilledInTheMiddle(t *testing.T) {
+	before := leftovers(t)
+	cmd := command(t, "-quick", "-parts", "compute")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.Contains(lines.Text(), "alone without the front") {
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	left := leftovers(t)
+	if len(left) <= len(before) {
+		t.Fatalf("it left nothing: %v", left)
+	}
+	// One whose pid another process has by now, one of a run that lives, one of which nothing
+	// is known, and a link to what isn't ours.
+	self := os.Getpid()
+	keep := t.TempDir()
+	if err := os.WriteFile(filepath.Join(keep, "pid"), []byte("999999999 1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	make := func(name, pid string) string {
+		path := "/tmp/c" + name
+		err := os.Mkdir(path, 0o755)
+		if err == nil && pid != "" {
+			err = os.WriteFile(filepath.Join(path, "pid"), []byte(pid), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(path) })
+		return path
+	}
+	reused := make("~re", fmt.Sprintf("%d 1\n", self))
+	earlier := make("~ea", fmt.Sprintf("%d\n", self))
+	unknown := make("~un", "")
+	living := make("~li", "999999999 1\n") // by a pid that isn't known here
+	lock, err := lockFolder(living)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	link := "/tmp/c~sy"
+	if err := os.Symlink(keep, link); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(link) })
+	if text, code, _ := finish(t, command(t, "-quick", "-parts", "exports")); code != 0 {
+		t.Fatal(text)
+	}
+	if after := leftovers(t); slices.ContainsFunc(after, func(s string) bool { return slices.Contains(left, s) && !slices.Contains(before, s) }) {
+		t.Errorf("the next run left what was there: %v, before %v", after, before)
+	}
+	for path, stays := range map[string]bool{reused: false, earlier: true, unknown: true, living: true, link: true, filepath.Join(keep, "pid"): true} {
+		if _, err := os.Lstat(path); (err == nil) != stays {
+			t.Errorf("%s: %v, stays: %v", path, err, stays)
+		}
+	}
+}
+
+// A child that has ended isn't killed again: its group may be another's.
+func TestEndedChildrenAreLeftAlone(t *testing.T) {
+	r := &runner{ctx: t.Context(), children: map[*child]bool{}, report: &Report{}}
+	c, err := r.launch("true", exec.Command("true"), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.rest(); err != nil {
+		t.Fatal(err)
+	}
+	// Another process gets its pid, and is the leader of its group.
+	other := exec.Command("sleep", "1000")
+	other.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.pid = other.Process.Pid
+	r.endAll()
+	if err := other.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Error(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- other.Wait() }()
+	other.Process.Signal(syscall.SIGTERM)
+	if err := <-ended; !strings.Contains(fmt.Sprint(err), "terminated") {
+		t.Errorf("the stranger ended by %v", err)
 	}
 }
 

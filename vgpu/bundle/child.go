@@ -58,6 +58,7 @@ type child struct {
 	stderr strings.Builder
 	once   sync.Once
 	err    error
+	gone   bool // its group may be another's by now; under mu
 }
 
 // launch starts a command with a time limit, in a process group of its own.
@@ -93,7 +94,13 @@ func (r *runner) launch(name string, cmd *exec.Cmd, limit time.Duration) (*child
 	return c, nil
 }
 
-func (c *child) killGroup() { syscall.Kill(-c.pid, syscall.SIGKILL) }
+func (c *child) killGroup() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.gone {
+		syscall.Kill(-c.pid, syscall.SIGKILL)
+	}
+}
 
 func (c *child) read(out io.Reader) {
 	defer close(c.lines)
@@ -195,6 +202,9 @@ func (c *child) end() {
 		c.err = c.cmd.Wait()
 		timer.Stop()
 		c.killGroup() // its children
+		c.mu.Lock()
+		c.gone = true
+		c.mu.Unlock()
 		c.stop()
 		c.cancel()
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -236,14 +237,15 @@ func (r *runner) prepare() (clean func() error, err error) {
 		}
 		return all
 	}
-	if r.work, err = workspace(); err != nil {
+	if removed := sweep(); len(removed) > 0 {
+		r.Log.Info("folders of runs that were killed are removed", "folders", removed)
+	}
+	work, err := newWorkspace()
+	if err != nil {
 		return clean, err
 	}
-	undo = append(undo, func() error { return os.RemoveAll(r.work) })
-	// Whoever finds the folder sees whether its run still lives.
-	if err := os.WriteFile(filepath.Join(r.work, "pid"), fmt.Appendln(nil, os.Getpid()), 0o644); err != nil {
-		return clean, err
-	}
+	r.work = work.path
+	undo = append(undo, work.remove)
 	r.askLoader()
 	r.lookAtVisibility()
 	var faults []string
@@ -357,17 +359,21 @@ func (r *runner) tryWay() error {
 // holdCarveDir makes sure that carveDir is there to be mounted on. The last of
 // several runs removes it if it wasn't there.
 func holdCarveDir() (leave func() error, err error) {
-	made := os.Mkdir(carveDir, 0o755)
-	if made != nil && !errors.Is(made, os.ErrExist) {
-		return nil, made
-	}
-	dir, err := os.Open(carveDir)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
-		dir.Close()
-		return nil, fmt.Errorf("lock %s: %w", carveDir, err)
+	var dir *os.File
+	var made error
+	for try := 0; ; try++ {
+		if made = os.Mkdir(carveDir, 0o755); made != nil && !errors.Is(made, os.ErrExist) {
+			return nil, made
+		}
+		dir, err = shareCarveDir()
+		if err == nil {
+			break
+		}
+		// Another run that ends is removing it just now.
+		if try == 100 || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, err
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	return func() error {
 		defer dir.Close()
@@ -380,6 +386,31 @@ func holdCarveDir() (leave func() error, err error) {
 		}
 		return nil
 	}, nil
+}
+
+// shareCarveDir holds carveDir as one of several runs that use it.
+func shareCarveDir() (*os.File, error) {
+	dir, err := os.Open(carveDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("lock %s: %w", carveDir, err)
+	}
+	// It may have been removed before it was locked.
+	mine, err := dir.Stat()
+	if err == nil {
+		var now os.FileInfo
+		if now, err = os.Stat(carveDir); err == nil && !os.SameFile(mine, now) {
+			err = fmt.Errorf("%s: %w", carveDir, fs.ErrNotExist)
+		}
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
 }
 
 func (r *runner) runParts() {

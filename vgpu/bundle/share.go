@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,28 +61,6 @@ type terms struct {
 	context uint64
 	// policy is what becomes of managed memory.
 	policy region.ManagedPolicy
-}
-
-// workspace makes the folder that everything is in. Its name is short, so that what
-// is below it can stand where carveDir stands in a file.
-func workspace() (string, error) {
-	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-	for try := range 1000 {
-		seed := uint64(time.Now().UnixNano())*2654435761 + uint64(try)*40503 + uint64(os.Getpid())
-		name := []byte("/tmp/c")
-		for range 3 {
-			seed = seed*6364136223846793005 + 1442695040888963407
-			name = append(name, letters[(seed>>33)%uint64(len(letters))])
-		}
-		err := os.Mkdir(string(name), 0o755)
-		if err == nil {
-			return string(name), os.Chmod(string(name), 0o755)
-		}
-		if !errors.Is(err, fs.ErrExist) {
-			return "", fmt.Errorf("make a folder to work in: %w", err)
-		}
-	}
-	return "", errors.New("make a folder to work in: /tmp is full of them")
 }
 
 // relocate replaces carveDir by another folder in the bytes of a program or library.

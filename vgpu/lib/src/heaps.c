@@ -185,9 +185,12 @@ static CUresult set_limit(struct setting *set, size_t value, bool alone) {
     uint32_t beyond = units > covered + more ? units - covered - more : 0;
     if (alone && beyond != 0) {
         if (!carve_try(set->s, set->card, beyond)) {
-            /* It took more than anybody could know, and than there is room for. */
+            /* It took more than anybody could know, and than there is room for. What it doesn't give back is charged. */
             (void)d->cuCtxSetLimit(set->limit, set->before);
-            settle(set, set->heap.units);
+            struct look undone = look(d, set->s, set->card);
+            int64_t stays = undisturbed(&first, &undone) ? (int64_t)undone.there - (int64_t)first.there : 0;
+            int64_t most = (int64_t)units - (int64_t)set->heap.units;
+            settle(set, set->heap.units + (uint32_t)(stays <= 0 ? 0 : stays < most ? stays : most));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         set->admitted += beyond;

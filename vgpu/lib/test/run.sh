@@ -112,6 +112,8 @@ for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
 done
 settings=stacks=110
 on_soft "heaps of a driver that takes more" 550.90.07 "$folder/heap_test" more
+settings='stacks=110 stacks-stay=1'
+on_soft "heaps of one that keeps it" 550.90.07 "$folder/heap_test" more
 settings=
 cards='--card h100x2' # which have multicast
 on_soft "multicast" 550.90.07 "$folder/multicast_test"

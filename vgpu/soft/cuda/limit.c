@@ -5,7 +5,8 @@
  * charged here is what higher ones take beyond that, in whole pages:
  *   - stacks at once: one, in steps of 16 bytes, for each thread that the card
  *     can have resident, and more on a card that is told to
- *     (softgpu set ROOT stacks=…);
+ *     (softgpu set ROOT stacks=…); a card may be told to keep what they took
+ *     until the context ends (stacks-stay);
  *   - the FIFO of printf at once, which is an assumption;
  *   - the heap of malloc when the first module is loaded, and from then on at
  *     once. A load that finds no room for it fails.
@@ -45,7 +46,7 @@ static CUresult fit(context *ctx, CUlimit limit, uint64_t value) {
   soft_region *region = &the_driver.region;
   uint64_t all = takes(ctx, limit, value), included = takes(ctx, limit, defaults[limit]);
   uint64_t now = all > included ? all - included : 0, before = ctx->limit_bytes[limit];
-  if (now == before) return CUDA_SUCCESS;
+  if (now == before || (now < before && value && limit == CU_LIMIT_STACK_SIZE && context_card(ctx)->stacks_stay)) return CUDA_SUCCESS;
   soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
   if (error != SOFT_OK) return driver_from(error);
   if (now > before) error = soft_ledger_charge(region, ctx->card, now - before);

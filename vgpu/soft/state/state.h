@@ -93,7 +93,7 @@ typedef struct {
   uint32_t accounting;
   uint32_t temperature_c;    /* 0: follows the load */
   uint32_t stack_extra;      /* percent that stacks take beyond what there are threads for */
-  uint32_t pad1;
+  uint32_t stacks_stay;      /* lower stacks give nothing back before the context ends */
 
   /* faults */
   uint32_t lost;             /* fell off the bus */

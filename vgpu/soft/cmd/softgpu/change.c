@@ -82,6 +82,7 @@ static bool set_card(soft_card *card, const char *name, const char *value) {
   if (strcmp(name, "temperature") == 0 && number <= 200) card->temperature_c = (uint32_t)number;
   else if (strcmp(name, "persistence") == 0 && number <= 1) card->persistence = (uint32_t)number;
   else if (strcmp(name, "stacks") == 0 && number >= 100 && number <= 400) card->stack_extra = (uint32_t)number - 100;
+  else if (strcmp(name, "stacks-stay") == 0 && number <= 1) card->stacks_stay = (uint32_t)number;
   else if (strcmp(name, "accounting") == 0 && number <= 1) card->accounting = (uint32_t)number;
   else return false;
   return true;

@@ -27,6 +27,7 @@ static const char usage_text[] =
     "      of the cards (all, or the one named): context compute-mode persistence\n"
     "      accounting temperature\n"
     "      stacks (percent of one for each thread that can be resident, 100 at first)\n"
+    "      stacks-stay (0|1: lower ones give nothing back)\n"
     "  softgpu fault ROOT [--card N] KIND\n"
     "      lost | restore | xid CODE | alloc-fail COUNT | nvml-delay TIME [CALL] |\n"
     "      ecc-corrected N | ecc-uncorrected N | remap-pending 0|1 | remap-failed 0|1\n"
