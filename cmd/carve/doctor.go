@@ -156,7 +156,7 @@ func (s localSource) condition() *doctor.Agent {
 	}
 	for _, c := range v.Cards {
 		out.Cards = append(out.Cards, doctor.Card{
-			UUID: c.UUID, Index: c.Index, MIGMode: c.MIGMode, Persistence: c.Persistence, Fault: c.Fault,
+			UUID: c.UUID, Index: c.Index, MIGMode: c.MIGMode, Persistence: c.Persistence, Fault: c.Fault, ComputeFault: c.ComputeFault,
 			MemoryMiB: c.MemoryMiB(), GrantedMiB: c.GrantedMiB, GrantedCores: c.GrantedCores, Slices: len(held[c.UUID]),
 		})
 	}

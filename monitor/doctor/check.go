@@ -25,7 +25,7 @@ func Check(f Facts) []api.Finding {
 	var out []api.Finding
 	for _, check := range []func(Facts) []api.Finding{
 		agent, nri, defaultRuntime, toolkitEnv, toolkitNRI, cdi, driver, software, devices, persistence, mig,
-		cgroup, limits, runDir, kubelet, slots, sharing, journal, unadjusted, library, clock,
+		cgroup, limits, compute, runDir, kubelet, slots, sharing, journal, unadjusted, library, clock,
 	} {
 		for _, found := range check(f) {
 			if found.Where == "" {
@@ -328,6 +328,26 @@ func limits(f Facts) []api.Finding {
 	default:
 		return ok(check, "", "memory limits are held by "+a.Enforcement+" beside the library, whatever a program does")
 	}
+}
+
+func compute(f Facts) []api.Finding {
+	const check = "compute"
+	var out []api.Finding
+	for _, c := range cardsOf(f) {
+		if c.ComputeFault == "" {
+			continue
+		}
+		do := ""
+		if strings.Contains(c.ComputeFault, "hostPID") {
+			do = "run the agent with hostPID: true, on the node itself and not in a container that stands for one"
+		}
+		out = append(out, warn(check, "card "+strconv.Itoa(c.Index), c.ComputeFault,
+			"shares of compute hold all the same, by turns of their processes: launches wait longer, and what each container uses isn't shown", do)...)
+	}
+	if out != nil {
+		return out
+	}
+	return ok(check, "", "nothing is amiss with what the driver says of processes' compute")
 }
 
 func runDir(f Facts) []api.Finding {

@@ -63,6 +63,9 @@ var faults = []struct {
 	{"limits by the library alone", func(f *Facts) {
 		f.Agent.Enforcement, f.Agent.EnforcementReason = "advisory", "dmem: the kernel has no dmem controller"
 	}, "limits", api.LevelWarn, []string{"advisory", "no dmem controller", "isn't stopped at its limit", "R615"}},
+	{"an agent that doesn't find the driver's pids", func(f *Facts) {
+		f.Agent.Cards[0].ComputeFault = "the driver names the card's processes by pids that the agent doesn't find: it has to see the node's (hostPID: true)"
+	}, "compute", api.LevelWarn, []string{"card 0", "doesn't find", "by turns", "run the agent with hostPID"}},
 	{"grants refused", func(f *Facts) { f.Agent.Refused = 2 }, "agent", api.LevelWarn, []string{"2 pod(s)"}},
 	{"NRI switched off in containerd 1.7", func(f *Facts) {
 		f.Runtime.NRI, f.Runtime.ConfigVersion, f.Agent.LinkedSince = "off", 2, time.Time{}

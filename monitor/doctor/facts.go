@@ -73,9 +73,12 @@ type Card struct {
 	// MIGMode and Persistence are "enabled", "disabled" or empty.
 	MIGMode, Persistence string
 	Fault                string
-	MemoryMiB            int64
-	GrantedMiB           int64
-	GrantedCores         int
+	// ComputeFault says why its compute is given in turns, without the driver's word on
+	// what processes use; empty where it isn't.
+	ComputeFault string
+	MemoryMiB    int64
+	GrantedMiB   int64
+	GrantedCores int
 	// Slices are the containers that hold a share of it.
 	Slices int
 }

@@ -53,6 +53,9 @@ type CardView struct {
 	Layers []string
 	// ContextBytes is what a context costs, 0 where it isn't known.
 	ContextBytes uint64
+	// ComputeFault says why its compute is given in turns, without the driver's word on
+	// what processes use.
+	ComputeFault string
 }
 
 // SliceView is one container's share of one card.
@@ -122,6 +125,9 @@ func (a *Agent) View() View {
 		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault, ContextBytes: a.contexts.of(status.DriverVersion, c.Model), Layers: layers[c.UUID]}
 		if am.whole {
 			cv.GrantedMiB, cv.GrantedCores = c.MemoryMiB(), 100
+		}
+		if l := a.compute.Load(); l != nil {
+			cv.ComputeFault = l.Fault(c.UUID)
 		}
 		if cv.Fault == "" && door != nil {
 			var err error

@@ -243,6 +243,7 @@ func (l *Loop) watch(shares []Share) {
 	for uuid, c := range l.cards {
 		if !shared[uuid] && len(c.members) == 0 {
 			delete(l.cards, uuid)
+			l.meter.fault(uuid, "")
 		}
 	}
 }

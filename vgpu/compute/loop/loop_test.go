@@ -222,6 +222,8 @@ type scene struct {
 	mode compute.Mode
 	// blind: the driver doesn't say what processes use.
 	blind bool
+	// hidden: it names them by pids that aren't found, as where an agent lacks hostPID.
+	hidden bool
 	// away are times at which the loop ends, each followed by how long it is away.
 	away []time.Duration
 	// events happen at times after the beginning.
@@ -305,19 +307,19 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 			Process: func(pid int) (region.Process, loop.Key, bool) {
 				process, err := region.ReadProcess("/proc", pid)
 				key, known := keys[pid]
-				return process, key, known && err == nil
+				return process, key, known && err == nil && !sc.hidden
 			},
 		})
 		l.Run(ctx)
 		if i+1 >= len(sc.away) {
 			for i, one := range tenants {
 				used, known := l.Used(one.share.Key, soft.card)
-				if _, left := sc.leaves[i]; known == sc.blind && len(sc.away) == 0 && !left {
+				if _, left := sc.leaves[i]; known == (sc.blind || sc.hidden) && len(sc.away) == 0 && !left {
 					t.Errorf("what %s used is known: %v", one.share.UID, known)
 				}
 				// Whole percents are rounded down, and the newest period may not be told.
 				most := busy[i][p.windows]
-				if slack := int64(p.length())/100 + int64(400*time.Millisecond); len(sc.away) == 0 && !sc.blind && !sc.gone[i] &&
+				if slack := int64(p.length())/100 + int64(400*time.Millisecond); len(sc.away) == 0 && !sc.blind && !sc.hidden && !sc.gone[i] &&
 					(int64(used.Time) > most || int64(used.Time) < most-slack) {
 					t.Errorf("%s had the card for %v, it is said to be %v", one.share.UID, time.Duration(most), used.Time)
 				}
@@ -399,6 +401,7 @@ func TestTwoRealPrograms(t *testing.T) {
 		"by credit":                     {plan: fiveSeconds},
 		"by turns":                      {plan: fiveSeconds, mode: compute.Turns},
 		"without the driver's word":     {plan: fiveSeconds, blind: true},
+		"an agent without hostPID":      {plan: fiveSeconds, hidden: true},
 		"an agent that starts anew":     {plan: fiveSeconds, away: []time.Duration{3500 * time.Millisecond, 0, 4500 * time.Millisecond, 50 * time.Millisecond}},
 		"an agent that stays away long": {plan: fiveSeconds, away: []time.Duration{time.Second, 1500 * time.Millisecond}},
 	} {

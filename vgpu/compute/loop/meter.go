@@ -26,6 +26,36 @@ type meter struct {
 	uses map[meterKey]*Use
 	// told are the cards of which the driver says anything.
 	told map[string]bool
+	// faults say why what the driver says of a card isn't used.
+	faults map[string]string
+}
+
+// fault notes why what the driver says of a card isn't used, "" where it is; whether
+// that is new.
+func (m *meter) fault(card, why string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.faults[card] == why {
+		return false
+	}
+	if why == "" {
+		delete(m.faults, card)
+		return true
+	}
+	if m.faults == nil {
+		m.faults = map[string]string{}
+	}
+	m.faults[card] = why
+	delete(m.told, card)
+	return true
+}
+
+// Fault says why the compute of a card is given in turns, without the driver's word on
+// what its processes use; "" where it isn't. It may be called while the loop runs.
+func (l *Loop) Fault(card string) string {
+	l.meter.mu.Lock()
+	defer l.meter.mu.Unlock()
+	return l.meter.faults[card]
 }
 
 // keep forgets shares that don't run any more.

@@ -30,6 +30,14 @@ const (
 	// restingAfter is how long the driver has nothing new of a card before it counts as
 	// idle.
 	restingAfter = int64(time.Second)
+	// blindAfter is how many periods, or silences, make it sure that the driver's word on
+	// a card doesn't reach the agent. Its time is given in turns then, and the driver
+	// asked again every drainedEvery.
+	blindAfter   = 3
+	drainedEvery = int64(30 * time.Second)
+	// paidAtLeast is the part of a time, in percent, that processes have paid for who must
+	// be in the driver's word on it.
+	paidAtLeast = 5
 	// periodsKept is how many periods are remembered, to know the usual one.
 	periodsKept = 16
 )
@@ -43,6 +51,8 @@ type truth struct {
 	heard   int64  // when the driver last had something new
 	periods []uint64
 	fault   string
+	blind   int   // periods, or silences, in a row without a word on those who worked
+	paid    int64 // by all processes, when the driver last had something new
 }
 
 // rest moves on over periods in which nobody worked: drivers differ in whether what they
@@ -86,7 +96,7 @@ func (l *Loop) settle(c *card, now int64) {
 		return
 	}
 	driver := l.Driver()
-	if now < t.next || driver == nil || c.mode == compute.Drained {
+	if now < t.next || driver == nil {
 		return
 	}
 	t.answers = make(chan answer, 1)
@@ -106,6 +116,22 @@ func (l *Loop) settle(c *card, now int64) {
 func (l *Loop) answered(c *card, now int64, a answer) {
 	c.truth.answers, c.truth.next = nil, now+int64(askEvery)
 	l.take(c, now, a)
+	// The periods of a card whose time is given in turns are told one after the other, too,
+	// but only until it is known whether the driver's word reaches us.
+	if c.mode == compute.Drained && c.truth.at == 0 {
+		c.truth.next = now + drainedEvery
+	}
+}
+
+// lost says why the driver's word on a card isn't used; its time is given in turns.
+func (l *Loop) lost(c *card, why string) {
+	if l.meter.fault(c.uuid, why) {
+		l.Log.Warn("the time of a card is given in turns, since what its processes use isn't known", "card", c.uuid, "reason", why)
+	}
+	c.truth.at, c.truth.blind = 0, 0
+	if c.mode != compute.Drained {
+		c.divide(compute.Config{Mode: compute.Drained, NoTruth: true})
+	}
 }
 
 // take takes an answer in.
@@ -113,8 +139,7 @@ func (l *Loop) take(c *card, now int64, a answer) {
 	t := &c.truth
 	switch {
 	case errors.Is(a.err, gpu.ErrNotSupported):
-		l.Log.Warn("the driver doesn't say how much of a card each process uses; its time is given in turns", "card", c.uuid)
-		c.drain()
+		l.lost(c, "the driver doesn't say how much of the card each process uses")
 		return
 	case a.err != nil:
 		t.next = now + int64(faultEvery)
@@ -130,7 +155,13 @@ func (l *Loop) take(c *card, now int64, a answer) {
 		// Nothing new, or nobody had work.
 		t.rest(now)
 		if now-t.heard > silentAfter && c.active() {
-			t.at, t.heard = 0, now
+			if t.heard != 0 && c.paid()-t.paid > (now-t.heard)*paidAtLeast/100 {
+				t.blind++
+			}
+			t.at, t.heard, t.paid = 0, now, c.paid()
+			if t.blind >= blindAfter {
+				l.lost(c, "the driver says nothing of the processes that use the card")
+			}
 		}
 		l.meter.rest(c.uuid, now-t.heard > restingAfter)
 		return
@@ -138,6 +169,8 @@ func (l *Loop) take(c *card, now int64, a answer) {
 	period := a.At - t.at
 	first := t.at == 0
 	t.at, t.atNow, t.heard = a.At, now, now
+	paid := c.paid() - t.paid
+	t.paid = c.paid()
 	if first || period < uint64(leastSample/time.Microsecond) {
 		c.unsettled()
 		return
@@ -145,13 +178,38 @@ func (l *Loop) take(c *card, now int64, a answer) {
 	usual := t.usual(min(period, uint64(mostSample/time.Microsecond)))
 	c.truthEvery = time.Duration(usual) * time.Microsecond
 	used, shared := map[*process]int{}, map[Key]int{}
+	known, strange := false, 0
 	for pid, percent := range a.Percent {
-		if host, key, ok := l.Process(pid); ok {
-			shared[key] += percent
-			if p := c.find(host, key); p != nil {
-				used[p] += percent
-			}
+		host, key, ok := l.Process(pid)
+		if !ok {
+			strange += percent
+			continue
 		}
+		shared[key] += percent
+		if p := c.find(host, key); p != nil {
+			used[p] += percent
+			known = true
+		}
+	}
+	if !known && strange > 0 && paid > int64(period)*int64(time.Microsecond)*paidAtLeast/100 {
+		// Who worked isn't in it, unless under a name that isn't known here: it would be taken
+		// for idle, and given all back that it paid.
+		c.unsettled()
+		if t.blind++; t.blind >= blindAfter {
+			l.lost(c, "the driver names the card's processes by pids that the agent doesn't find: it has to see the node's (hostPID: true)")
+		}
+		return
+	}
+	if known {
+		t.blind = 0
+		l.meter.fault(c.uuid, "")
+		if c.mode == compute.Drained && l.Mode != compute.Drained {
+			l.Log.Info("the driver says again what processes use of a card", "card", c.uuid)
+			c.divide(compute.Config{Mode: l.Mode})
+		}
+	}
+	if c.mode == compute.Drained {
+		return
 	}
 	l.meter.add(c.uuid, shared, time.Duration(min(period, 2*usual))*time.Microsecond)
 	if period > usual+usual/2 {
@@ -195,10 +253,21 @@ func (c *card) unsettled() {
 	}
 }
 
-// drain divides the card by turns from now on, without any truth.
-func (c *card) drain() {
-	c.mode = compute.Drained
+// paid is what all processes of the card have paid.
+func (c *card) paid() (sum int64) {
+	for _, m := range c.members {
+		for _, p := range m.byName {
+			sum += p.Now.Charged
+		}
+	}
+	return sum
+}
+
+// divide divides the card in another way from now on.
+func (c *card) divide(config compute.Config) {
+	c.mode = config.Mode
 	tenants := c.division.Tenants
-	c.division = compute.NewCard(compute.Config{Mode: compute.Drained, NoTruth: true})
+	c.division = compute.NewCard(config)
 	c.division.Tenants = tenants
+	c.unsettled()
 }

@@ -1,7 +1,9 @@
 package loop
 
 import (
+	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -117,3 +119,102 @@ type failure struct{}
 func (failure) Error() string { return "it failed" }
 
 var errFailed error = failure{}
+
+// said is a period of which the driver says something else.
+func (j *judged) said(span int64, paid int64, percent map[int]int) {
+	j.now += span * ms
+	j.process.Now.Charged += span * ms * paid / 100
+	j.process.Now.Since = j.now
+	j.card.division.Tick(j.now)
+	j.take(j.card, j.now, answer{Utilization: gpu.Utilization{At: j.card.truth.at + uint64(span*1000), Percent: percent}})
+}
+
+// An agent that doesn't see the node's pids takes nobody for idle: nothing is given back,
+// and the card's time is given in turns until the processes are found.
+func TestPidsThatAreNotFound(t *testing.T) {
+	j := newJudged()
+	j.card.truth.at = 10_000_000_000
+	before := j.process.Terms.Correction
+	for n := range 4 {
+		j.said(100, 60, map[int]int{4711: 50, 4712: 40})
+		if got := j.process.Terms.Correction - before; got != 0 {
+			t.Fatalf("after %d periods %d ms were given back", n+1, got/ms)
+		}
+	}
+	if j.card.mode != compute.Drained || !strings.Contains(j.Fault("GPU-1"), "hostPID") {
+		t.Errorf("mode %v, %q", j.card.mode, j.Fault("GPU-1"))
+	}
+	if _, known := j.Used(Key{}, "GPU-1"); known {
+		t.Error("what is used is said to be known")
+	}
+	for range 3 {
+		j.said(100, 60, map[int]int{70: 30, 4712: 40})
+	}
+	if j.card.mode != compute.Credit || j.Fault("GPU-1") != "" {
+		t.Errorf("found again: mode %v, %q", j.card.mode, j.Fault("GPU-1"))
+	}
+	if got := j.corrections(20, 100, 30); !near(got, 20*100*ms*295/1000) {
+		t.Errorf("then %d ms of 600 came back", got/ms)
+	}
+}
+
+// A stranger's program beside shares that do nothing, or little, is nothing of that kind.
+func TestAStrangerOnTheCard(t *testing.T) {
+	j := newJudged()
+	j.card.truth.at = 10_000_000_000
+	for range 30 {
+		j.said(100, 0, map[int]int{4711: 90})
+	}
+	for range 30 {
+		j.said(100, 60, map[int]int{70: 30, 4711: 60})
+	}
+	if j.card.mode != compute.Credit || j.Fault("GPU-1") != "" {
+		t.Errorf("mode %v, %q", j.card.mode, j.Fault("GPU-1"))
+	}
+}
+
+// Of a card in MIG mode drivers don't say what processes use. When it is out of it they
+// do again.
+func TestMIGMode(t *testing.T) {
+	j := newJudged()
+	j.card.truth.at = 10_000_000_000
+	j.corrections(5, 100, 30)
+	j.take(j.card, j.now, answer{err: fmt.Errorf("read: %w", gpu.ErrNotSupported)})
+	if j.card.mode != compute.Drained || j.Fault("GPU-1") == "" {
+		t.Errorf("mode %v, %q", j.card.mode, j.Fault("GPU-1"))
+	}
+	before := j.process.Terms.Correction
+	j.now += 40 * int64(time.Second)
+	j.card.truth.at = 60_000_000_000
+	for range 3 {
+		j.said(100, 60, map[int]int{70: 30})
+	}
+	if j.card.mode != compute.Credit || j.Fault("GPU-1") != "" {
+		t.Errorf("out of it: mode %v, %q", j.card.mode, j.Fault("GPU-1"))
+	}
+	if got := j.process.Terms.Correction - before; got > 70*ms || got < 0 {
+		t.Errorf("for the time in between %d ms were given back", got/ms)
+	}
+}
+
+// A driver that has nothing to say of processes that work doesn't reach the agent.
+func TestADriverThatSaysNothing(t *testing.T) {
+	j := newJudged()
+	silent := func(seconds int64, paid int64) {
+		for range seconds * 10 {
+			j.now += 100 * ms
+			j.process.Now.Charged += paid * ms
+			j.process.Now.Since = j.now
+			j.card.division.Tick(j.now)
+			j.take(j.card, j.now, answer{Utilization: gpu.Utilization{At: j.card.truth.at, Percent: map[int]int{}}})
+		}
+	}
+	silent(30, 1)
+	if j.card.mode != compute.Credit {
+		t.Error("a program that does next to nothing needn't be told of")
+	}
+	silent(15, 60)
+	if j.card.mode != compute.Drained || !strings.Contains(j.Fault("GPU-1"), "nothing") {
+		t.Errorf("mode %v, %q", j.card.mode, j.Fault("GPU-1"))
+	}
+}
