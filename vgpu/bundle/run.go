@@ -76,6 +76,7 @@ var parts = []part{
 	{"contention", (*runner).contention, 90 * time.Second},
 	{"driver's word", (*runner).driversWord, time.Minute},
 	{"slices", (*runner).slices, 20 * time.Second},
+	{"mps", (*runner).mps, time.Minute},
 	{"death", (*runner).death, 20 * time.Second},
 	{"pytorch", (*runner).pytorch, 210 * time.Second},
 	{"conformance", (*runner).conformance, 100 * time.Second},

@@ -48,6 +48,8 @@ type share struct {
 	limits, usage string
 	terms         terms
 	way           Way
+	// env is what the share's programs get in their environment beside the run's.
+	env []string
 	// fronts are the twins that this share's programs load.
 	fronts map[string]string
 }
@@ -59,6 +61,9 @@ type terms struct {
 	elastic bool
 	// context is what a context is said to cost; 0: the library is to learn it.
 	context uint64
+	// mpsPercent is the part of the multiprocessors that programs have as clients of
+	// MPS, which they must be then; 0: they aren't.
+	mpsPercent uint32
 	// policy is what becomes of managed memory.
 	policy region.ManagedPolicy
 }
@@ -112,7 +117,7 @@ func (r *runner) newShareBy(way Way, t terms) (*share, error) {
 		return nil, err
 	}
 	err = region.CreateLimits(s.limits, region.Limits{SelfVisible: r.selfVisible, Cards: []region.Card{{
-		UUID: uuid, LimitBytes: t.memory, ContextBytes: t.context, ComputePPM: t.ppm, ComputeFixed: !t.elastic, Managed: t.policy,
+		UUID: uuid, LimitBytes: t.memory, ContextBytes: t.context, ComputePPM: t.ppm, ComputeFixed: !t.elastic, Managed: t.policy, MPSPercent: t.mpsPercent,
 	}}})
 	if err == nil {
 		err = region.CreateUsage(s.usage)
@@ -193,7 +198,9 @@ func (r *runner) environment(s *share) []string {
 			path = value
 		case "CUDA_VISIBLE_DEVICES", "CUDA_CACHE_PATH", "CUDA_DEVICE_ORDER", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING":
 		default:
-			env = append(env, v)
+			if !strings.HasPrefix(name, "CUDA_MPS_") {
+				env = append(env, v)
+			}
 		}
 	}
 	var first []string
@@ -208,6 +215,9 @@ func (r *runner) environment(s *share) []string {
 	}
 	if len(first) > 0 {
 		env = append(env, "LD_LIBRARY_PATH="+strings.Join(first, ":"))
+	}
+	if s != nil {
+		env = append(env, s.env...)
 	}
 	return append(env, "CUDA_VISIBLE_DEVICES="+r.card.UUID, "CUDA_CACHE_PATH="+filepath.Join(r.work, "cache"))
 }

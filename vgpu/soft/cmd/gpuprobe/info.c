@@ -34,6 +34,7 @@ static int card(int ordinal, bool with_nvml) {
   CUuuid uuid;
   char name[96] = "", text[41], bus[32] = "";
   size_t left = 0, total = 0, whole = 0;
+  int processors = 0;
 
   CUresult result = cuda.cuDeviceGet(&device, ordinal);
   if (result == CUDA_SUCCESS) result = cuda.cuDeviceGetUuid(&uuid, device);
@@ -54,6 +55,8 @@ static int card(int ordinal, bool with_nvml) {
   field_number("cudaFreeBytes", left);
   field_number("cudaTotalBytes", total);
   field_number("deviceTotalBytes", whole);
+  if (cuda.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) == CUDA_SUCCESS)
+    field_number("multiprocessors", (uint64_t)processors);
   if (with_nvml) nvml_fields(text);
   line_end();
   return result == CUDA_SUCCESS ? PROBE_OK : PROBE_REFUSED;
