@@ -18,7 +18,7 @@ var (
 	sliceUsed      = sliceDesc("memory_used_bytes", "Memory that the container's processes hold on the card, contexts included, as they say themselves.")
 	sliceResidual  = sliceDesc("memory_residual_bytes", "Memory that the container's processes hold on the card beyond what they say, as the driver says: taken past carve's library. It counts against the limit.")
 	sliceUncharged = sliceDesc("memory_uncharged_bytes", "Managed memory that isn't charged, by the pod's annotations carve.dev/managed-memory and carve.dev/oversell; it is on the card or on the host.")
-	slicePeak      = sliceDesc("memory_peak_bytes", "The largest use that was seen.")
+	slicePeak      = sliceDesc("memory_peak_bytes", "The largest use that was seen: of each process exactly, of all processes together once a second.")
 	sliceRefusals  = sliceDesc("memory_refusals_total", "Allocations that were refused because of the limit.")
 	sliceCores     = sliceDesc("compute_granted_ratio", "Compute granted, 0 to 1; 0 has no share of its own.")
 	sliceBusy      = sliceDesc("compute_used_seconds_total", "The card's time that the container had, as the driver says.")

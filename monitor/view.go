@@ -57,8 +57,10 @@ type Slice struct {
 	// Fault says what is wrong with the files by which the node reaches the
 	// container.
 	Fault string
-	// The memory figures are 0 for a whole card.
-	LimitBytes, UsedBytes, PeakBytes uint64
+	// The memory figures are 0 for a whole card. PeakBytes is the largest use that was
+	// seen: of each process exactly, of all together as they were looked at, once a second.
+	// ManagedBytes is a part of UsedBytes.
+	LimitBytes, UsedBytes, PeakBytes, ManagedBytes uint64
 	// UnchargedBytes is managed memory that the pod's policy leaves uncharged, what was
 	// oversold included; the driver keeps it on the card or on the host.
 	UnchargedBytes uint64

@@ -83,12 +83,21 @@ func pageCard(c monitor.Card, all []monitor.Slice) page.Card {
 			h.Whole, h.LimitBytes, h.Percent, h.UsedBytes, h.Processes = true, out.MemoryBytes, 100, out.UsedBytes, out.Processes
 		} else {
 			h.ComputeRatio = s.ComputeRatio
+			h.ManagedBytes, h.UnchargedBytes = unlessZero(s.ManagedBytes), unlessZero(s.UnchargedBytes)
 			h.UsedBytes, h.ResidualBytes, h.PeakBytes, h.Refusals, h.Processes = &s.UsedBytes, &s.ResidualBytes, &s.PeakBytes, &s.Refusals, &s.Processes
 		}
 		out.Holders = append(out.Holders, h)
 	}
 	sortHolders(out.Holders)
 	return out
+}
+
+// unlessZero is nil for none.
+func unlessZero(bytes uint64) *uint64 {
+	if bytes == 0 {
+		return nil
+	}
+	return &bytes
 }
 
 // sortHolders keeps holders in one order from view to view.

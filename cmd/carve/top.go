@@ -24,6 +24,7 @@ type topOptions struct {
 	kubeFlags
 	node, sortBy, format string
 	everywhere, watch    bool
+	wide                 bool
 	interval             time.Duration
 }
 
@@ -43,7 +44,13 @@ the driver says that they hold beyond it, taken past carve's library; it counts
 against LIMIT. BUSY is the part of the card's time that a container just had, as
 the driver says, CORES what it was granted of it.
 
-"top pods" shows the pods of one namespace, or with -A of all.`,
+PEAK is the largest use that was seen: of a single process exactly, of all
+processes of a container together as they are looked at, once a second.
+
+"top pods" shows the pods of one namespace, or with -A of all. -o wide adds
+MANAGED, the part of USED that is managed memory, and UNCHARGED, managed memory
+that counts against no limit by the pod's annotations carve.dev/managed-memory
+and carve.dev/oversell; it is on the card or on the host.`,
 		Example: `  carve top
   carve top cards --node n1 --watch
   carve top pods -n team-a --sort-by used
@@ -65,6 +72,7 @@ the driver says, CORES what it was granted of it.
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "how often --watch shows it")
 	addNodeFlag(cmd, &o.kubeFlags, &o.node)
 	addOutputFlag(cmd, &o.format)
+	cmd.Flag("output").Usage += ", or, for pods, wide: the table with managed memory"
 	addKubeFlags(cmd, &o.kubeFlags, true)
 	// The error is impossible: the flag was added above.
 	_ = cmd.RegisterFlagCompletionFunc("sort-by", func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -77,6 +85,9 @@ the driver says, CORES what it was granted of it.
 }
 
 func (o *topOptions) run(cmd *cobra.Command, what string) error {
+	if o.wide = what == "pods" && o.format == "wide"; o.wide {
+		o.format = "table"
+	}
 	if err := checkOutputFormat(cmd, o.format); err != nil {
 		return err
 	}
@@ -306,6 +317,8 @@ var podOrders = map[string]func(topPod) float64{
 	"peak":      func(p topPod) float64 { return orLast(p.PeakBytes) },
 	"limit":     func(p topPod) float64 { return float64(p.LimitBytes) },
 	"refusals":  func(p topPod) float64 { return orLast(p.Refusals) },
+	"managed":   func(p topPod) float64 { return orLast(p.ManagedBytes) },
+	"uncharged": func(p topPod) float64 { return orLast(p.UnchargedBytes) },
 	"busy":      func(p topPod) float64 { return orLast(p.ComputeRatio) },
 	"cores":     func(p topPod) float64 { return float64(p.Percent) },
 	"processes": func(p topPod) float64 { return orLast(p.Processes) },
@@ -338,7 +351,7 @@ func (l *live) topPods(ctx context.Context, cmd *cobra.Command, o *topOptions, n
 		slices.SortStableFunc(pods, func(a, b topPod) int { return cmp.Compare(key(b), key(a)) })
 	}
 	tell(talk, u.notes)
-	return writeOutput(out, cmd, o.format, pods, func(w io.Writer) error { return printTopPods(w, pods, namespace) })
+	return writeOutput(out, cmd, o.format, pods, func(w io.Writer) error { return printTopPods(w, pods, namespace, o.wide) })
 }
 
 // grantedPods lists what the pods of a namespace were granted, by their
@@ -376,7 +389,7 @@ func (l *live) grantedPods(ctx context.Context, namespace, node string) ([]topPo
 	return out, nil
 }
 
-func printTopPods(w io.Writer, pods []topPod, namespace string) error {
+func printTopPods(w io.Writer, pods []topPod, namespace string, wide bool) error {
 	if len(pods) == 0 {
 		where := "in namespace " + namespace
 		if namespace == "" {
@@ -386,7 +399,11 @@ func printTopPods(w io.Writer, pods []topPod, namespace string) error {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED\tRESIDUAL\tPEAK\tLIMIT\tREFUSALS\tCORES\tBUSY\tPROCS\tSTATE")
+	more := ""
+	if wide {
+		more = "\tMANAGED\tUNCHARGED"
+	}
+	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED"+more+"\tRESIDUAL\tPEAK\tLIMIT\tREFUSALS\tCORES\tBUSY\tPROCS\tSTATE")
 	for _, p := range pods {
 		card := p.Card
 		if p.Index != nil {
@@ -403,8 +420,11 @@ func printTopPods(w io.Writer, pods []topPod, namespace string) error {
 		if p.ComputeRatio != nil {
 			busy = fmt.Sprintf("%.0f%%", 100**p.ComputeRatio)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
-			mebibytes(p.UsedBytes), mebibytes(p.ResidualBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, busy, count(p.Processes), p.State)
+		if wide {
+			more = "\t" + mebibytes(p.ManagedBytes) + "\t" + mebibytes(p.UnchargedBytes)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
+			mebibytes(p.UsedBytes), more, mebibytes(p.ResidualBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, busy, count(p.Processes), p.State)
 	}
 	return t.Flush()
 }

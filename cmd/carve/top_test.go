@@ -34,11 +34,12 @@ func managedNode(name string, taints ...corev1.Taint) *corev1.Node {
 
 // agentState is what the agent of n1 answers: the cards of gpuNodes with use.
 func agentState() page.State {
+	managed, beside := uint64(512<<20), uint64(5<<30)
 	used, past, peak, refusals, processes, busy, share, watts, warm := uint64(3<<30+1), uint64(100<<20), uint64(4<<30), uint64(7), 2, 0.424, 0.29, 211.4, 54.0
 	return page.State{Version: page.StateVersion, Scope: page.ScopeNode, Nodes: []page.Node{{Name: "n1", HookUp: true, Cards: []page.Card{
 		{Index: 0, UUID: "GPU-a", Model: "NVIDIA A100-SXM4-80GB", Health: "healthy", MemoryBytes: 81050 << 20, GrantedBytes: 24000 << 20, GrantedPercent: 30,
 			UsedBytes: &used, UtilizationRatio: &busy, PowerWatts: &watts, TemperatureCelsius: &warm, Processes: &processes, Holders: []page.Holder{
-				{Namespace: "default", Pod: "infer-a", Container: "app", State: "active", LimitBytes: 8000 << 20, Percent: 30, ComputeRatio: &share, UsedBytes: &used, ResidualBytes: &past, PeakBytes: &peak, Refusals: &refusals, Processes: &processes},
+				{Namespace: "default", Pod: "infer-a", Container: "app", State: "active", LimitBytes: 8000 << 20, Percent: 30, ComputeRatio: &share, UsedBytes: &used, ManagedBytes: &managed, UnchargedBytes: &beside, ResidualBytes: &past, PeakBytes: &peak, Refusals: &refusals, Processes: &processes},
 				{Namespace: "team-b", Pod: "infer-b", Container: "app", State: "prepared", LimitBytes: 16000 << 20, UsedBytes: new(uint64), PeakBytes: new(uint64), Refusals: new(uint64), Processes: new(int)},
 			}},
 		{Index: 1, UUID: "GPU-b", Model: "NVIDIA A100-SXM4-80GB", Health: "healthy", MemoryBytes: 81050 << 20, GrantedBytes: 81050 << 20, GrantedPercent: 100, Holders: []page.Holder{
@@ -102,6 +103,7 @@ func TestTopTexts(t *testing.T) {
 	show("cards, the busiest first", l, false, topOptions{sortBy: "free"}, "")
 	show("pods of all namespaces", l, true, topOptions{}, "")
 	show("pods of one namespace, by use", l, true, topOptions{sortBy: "used"}, "default")
+	show("pods, with managed memory", l, true, topOptions{wide: true}, "")
 	show("a namespace without any", l, true, topOptions{}, "empty")
 	show("one node", l, true, topOptions{node: "n1"}, "")
 	show("a node that isn't there", l, false, topOptions{node: "n9"}, "")

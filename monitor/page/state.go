@@ -88,9 +88,15 @@ type Holder struct {
 	// ResidualBytes what the driver says that they hold beyond it.
 	UsedBytes     *uint64 `json:"usedBytes,omitempty"`
 	ResidualBytes *uint64 `json:"residualBytes,omitempty"`
-	PeakBytes     *uint64 `json:"peakBytes,omitempty"`
-	Refusals      *uint64 `json:"refusals,omitempty"`
-	Processes     *int    `json:"processes,omitempty"`
+	// ManagedBytes is the part of UsedBytes that is managed memory, UnchargedBytes managed
+	// memory beside it that the pod's policy leaves uncharged.
+	ManagedBytes   *uint64 `json:"managedBytes,omitempty"`
+	UnchargedBytes *uint64 `json:"unchargedBytes,omitempty"`
+	// PeakBytes is the largest use that was seen: of each process exactly, of all together
+	// as they were looked at, once a second.
+	PeakBytes *uint64 `json:"peakBytes,omitempty"`
+	Refusals  *uint64 `json:"refusals,omitempty"`
+	Processes *int    `json:"processes,omitempty"`
 }
 
 // hide takes the names of holders out; keepNamespace leaves those of their

@@ -69,7 +69,8 @@ type SliceView struct {
 	// Generation is the grant's that is in force.
 	Generation int
 	// Usage is what the container says of itself now; Refusals and PeakBytes
-	// are over the life of the slice, and since the agent started.
+	// are over the life of the slice, and since the agent started. PeakBytes is the largest
+	// use of a process, or of all together at a look, of which there is one a second.
 	Usage     region.CardUsage
 	Refusals  uint64
 	PeakBytes uint64
