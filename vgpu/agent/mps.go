@@ -127,7 +127,9 @@ func (a *Agent) mpsWanted() map[string]bool {
 
 // mpsConfigured reports whether a card's configuration says that it is given in mode
 // mps. a.mu is held.
-func (a *Agent) mpsConfigured(c gpu.Card) bool { return a.sharing[c.UUID].Mode == string(api.ModeMPS) }
+func (a *Agent) mpsConfigured(c gpu.Card) bool {
+	return a.sharing[c.UUID].Mode == string(api.ModeMPS) && c.MIGMode != "enabled"
+}
 
 // readMPS reads what the keeper says of all cards.
 func (a *Agent) readMPS() mpsState {
@@ -168,7 +170,7 @@ func (a *Agent) lookAtMPS() {
 	dir := a.mpsDir()
 	a.mu.Lock()
 	want := a.mpsWanted()
-	before := a.mps
+	before, sure := a.mps, a.stands
 	a.mu.Unlock()
 	for uuid := range before.cards {
 		if !want[uuid] {
@@ -181,6 +183,8 @@ func (a *Agent) lookAtMPS() {
 		switch {
 		case wanted && (!is.wanted || is.fault != ""):
 			err = dir.Want(uuid)
+		case !wanted && !sure:
+			// What the configuration says may not be known yet.
 		case !wanted && (is.wanted || is.fault != ""):
 			err = dir.Unwant(uuid)
 		}
