@@ -38,6 +38,7 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
     if (granted > 1000000) {
         return false;
     }
+    bool rest = granted == 0;
     uint32_t flags = __atomic_load_n(&mine->flags, __ATOMIC_ACQUIRE), share = 0;
     int64_t correction = t->credit.correction;
     uint64_t heartbeat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
@@ -47,21 +48,22 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
     } else {
         flags = 0;
     }
-    /* Nobody keeps a gate shut, or lends, but an agent that looks. */
-    if (now > heartbeat && now - heartbeat > HEARTBEAT_LASTS_NS) {
-        flags = 0;
-        if (granted == 0 && now - heartbeat > REST_LASTS_NS) {
-            share = 0;
+    uint64_t silent = now > heartbeat ? now - heartbeat : 0;
+    if (rest) {
+        if (heartbeat == 0 || silent > REST_LASTS_NS) {
+            return false; /* nobody has a share of this card, or no agent says what others leave */
         }
+        granted = 1000000; /* until it has: a launch is paid, and no more than ahead_ns is on the card at once */
     }
-    if (granted == 0 && (share == 0 || share > 1000000)) {
-        return false; /* no share of its own, and no agent that says what others leave */
+    /* Nobody keeps a gate shut, or lends, but an agent that looks. */
+    if (silent > HEARTBEAT_LASTS_NS) {
+        flags = 0;
     }
     uint64_t ahead = __atomic_load_n(&c->ahead_ns, __ATOMIC_RELAXED);
     *terms = (struct carve_terms){
         .share_ppm = share == 0 || share > 1000000 ? granted : share,
         .gate = flags & CARVE_TERMS_GATE,
-        .elastic = granted == 0 || (__atomic_load_n(&limits->flags, __ATOMIC_RELAXED) & CARVE_CARD_COMPUTE_FIXED) == 0,
+        .elastic = rest || (__atomic_load_n(&limits->flags, __ATOMIC_RELAXED) & CARVE_CARD_COMPUTE_FIXED) == 0,
         .borrow = (flags & CARVE_TERMS_BORROW) != 0,
         .correction = correction,
         .truth_ns = __atomic_load_n(&c->truth_ns, __ATOMIC_RELAXED),

@@ -517,8 +517,18 @@ static void without_a_share(void) {
     rest(s, SECOND);
     cards[0].terms[0].flags = carve_terms_owner(77, 1, 2);
     cards[0].heartbeat_ns = now_is;
-    good &= !read_terms(s, 0, t, now_is, &terms);
+    good &= read_terms(s, 0, t, now_is, &terms) && terms.share_ppm == 1000000;
     check(good, "what is said of another process isn't its own");
+    unsigned out = 0;
+    for (int i = 0; i < 100; i++) {
+        cards[0].heartbeat_ns = now_is;
+        launch(s, 1, 0, 10 * MS, CUDA_SUCCESS);
+        unsigned queued = lines[0].tail - lines[0].head;
+        out = queued > out ? queued : out;
+    }
+    check(out < 10, "until something is it has no more on the card than one with a share (%u)", out);
+    rest(s, 10 * SECOND);
+    cards[0].heartbeat_ns = now_is;
     cards[0].terms[0].flags = t->owner | CARVE_TERMS_BORROW;
     good = read_terms(s, 0, t, now_is, &terms) && terms.borrow && terms.elastic;
     now_is += 2 * HEARTBEAT_LASTS_NS;
@@ -528,7 +538,7 @@ static void without_a_share(void) {
     check(good, "after an agent that is silent it keeps to that for a while, and is free then");
     cards[0].heartbeat_ns = now_is;
     cards[0].terms[0].share_ppm = 1000001;
-    check(!read_terms(s, 0, t, now_is, &terms), "a share that is none is none");
+    check(read_terms(s, 0, t, now_is, &terms) && terms.share_ppm == 1000000, "a share that is none is none");
 }
 
 /* What an agent leaves that dies within an update, at each of its stores: see SetTerms in vgpu/region. */
