@@ -62,6 +62,22 @@ func TestComputeIsDivided(t *testing.T) {
 		t.Errorf("shares of 20 and 60 %% got %.1f and %.1f", got[0], got[1])
 	}
 
+	// Two containers without a share, which would have a third of the card each, leave it
+	// what it was promised.
+	for _, name := range []string{"one", "other"} {
+		create(t, pod(name, container("app", share{"gpu": "1", "gpumem": "4000"})))
+		if c := grant(t, running(t, name)).Containers["app"][0]; c.Card != many.Card || c.Cores != 0 {
+			t.Fatalf("%s was granted %+v: want a share of %s without compute", name, c, many.Card)
+		}
+	}
+	beside := computing(t, "10s", "many", "one", "other")
+	t.Logf("60 %% beside two without a share: %.1f; they have %.1f and %.1f", beside[0], beside[1], beside[2])
+	if beside[0] < 45 || beside[1] < 4 || beside[2] < 4 {
+		t.Errorf("beside two without a share 60 %% came to %.1f; they have %.1f and %.1f", beside[0], beside[1], beside[2])
+	}
+	remove(t, "one")
+	remove(t, "other")
+
 	// While it runs a share can grow.
 	wantResized(t, "few", "--gpucores", "40")
 	after := computing(t, "4s", "few")[0]
