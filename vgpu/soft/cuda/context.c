@@ -9,6 +9,7 @@
 #include "../state/sched.h"
 #include "arena.h"
 #include "capture.h"
+#include "green.h"
 
 enum { STACK_DEPTH = 64 };
 
@@ -32,8 +33,8 @@ CUresult context_current(context **out) {
   context *ctx = context_peek();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   if (ctx->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  *out = ctx;
-  return context_lost(ctx);
+  *out = ctx->home ? ctx->home : ctx;
+  return context_lost(*out);
 }
 
 static CUresult push(context *ctx) {
@@ -104,6 +105,7 @@ static CUresult make(CUdevice device, unsigned int flags, unsigned int api_versi
 static void end(context *ctx) {
   soft_region *region = &the_driver.region;
   bool only = false;
+  if (ctx->primary) greens_drop(ctx);
   modules_drop(ctx);
   events_drop(ctx);
   if (soft_lock(region, SOFT_PATIENCE_MS) == SOFT_OK) {
@@ -176,7 +178,7 @@ static CUresult destroy(CUcontext handle) {
   ENTER();
   CUresult result = checked(handle, &ctx);
   if (result != CUDA_SUCCESS) LEAVE(result);
-  if (ctx->primary) LEAVE(CUDA_ERROR_INVALID_CONTEXT);
+  if (ctx->primary || ctx->home) LEAVE(CUDA_ERROR_INVALID_CONTEXT);
   end(ctx);
   if (context_peek() == ctx) depth--;
   LEAVE(CUDA_SUCCESS);
@@ -201,7 +203,7 @@ EXPORT CUresult cuCtxDetach(CUcontext handle) {
   ENTER();
   CUresult result = checked(handle, &ctx);
   if (result != CUDA_SUCCESS) LEAVE(result);
-  if (ctx->primary) LEAVE(CUDA_ERROR_INVALID_CONTEXT);
+  if (ctx->primary || ctx->home) LEAVE(CUDA_ERROR_INVALID_CONTEXT);
   if (--ctx->references == 0) {
     end(ctx);
     if (context_peek() == ctx) depth--;

@@ -30,6 +30,7 @@ struct CUstream_st {
   uint32_t number;       /* SOFT_LEGACY_STREAM for the legacy default stream */
   unsigned int flags;
   int priority;
+  CUgreenCtx green;      /* that it belongs to, or NULL: green.h */
   struct capture *capture;  /* that it belongs to, capture.h */
   CUgraphNode *after;       /* what its next node comes after */
   size_t after_count;
@@ -58,6 +59,7 @@ enum { CONTEXT_LIMITS = 7 };
 struct CUctx_st {
   int device;            /* ordinal in this process */
   uint32_t card;         /* index in the state */
+  context *home;         /* of a green context's name: the primary one, which has all but the streams */
   bool primary;
   bool destroyed;        /* kept, so that threads that have it current can be told */
   uint32_t sm_count;     /* multiprocessors that its kernels may use */
@@ -165,6 +167,7 @@ CUresult limits_heap(context *ctx);
 
 /* Resolves a stream argument. per_thread: what zero means. */
 CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream **out);
+CUresult stream_make(context *ctx, CUgreenCtx green, unsigned int flags, int priority, CUstream *out);
 /* The same for a call that puts work into it, which a capture may forbid. */
 CUresult stream_for_work(context *ctx, CUstream handle, bool per_thread, stream **out);
 bool stream_capturing(const stream *on);
@@ -179,6 +182,7 @@ CUresult capture_unsafe(void);
 CUresult event_record(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq);
 CUresult event_wait(const stream *on, CUevent handle, uint32_t *queue, uint64_t *seq);
 void streams_drop(context *ctx);
+void streams_drop_green(context *ctx, CUgreenCtx green);
 void events_drop(context *ctx);
 
 /* Adds an entry to the context's queue; waits for room. Gives queue and sequence number. */

@@ -318,7 +318,7 @@ static CUresult run(launching *l, const stream *on) {
       own->on = *on;
       own->begun = true;
     } else {
-      l->lanes[i].on = (stream){.owner = ctx, .number = exec->lane_stream[i], .flags = CU_STREAM_NON_BLOCKING};
+      l->lanes[i].on = (stream){.owner = ctx, .green = ctx == on->owner ? on->green : NULL, .number = exec->lane_stream[i], .flags = CU_STREAM_NON_BLOCKING};
     }
   }
   if (result == CUDA_SUCCESS && (exec->lane_count > 1 || !own)) {

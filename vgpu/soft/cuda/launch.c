@@ -1,6 +1,7 @@
 /* launch.c - launches: checked, done on the bytes at once, and queued for the time they take. */
 #include <string.h>
 
+#include "green.h"
 #include "operation.h"
 
 /* Arguments one after the other, each at its own alignment, as the extra form packs them. */
@@ -60,18 +61,22 @@ static kernel_grid grid_of(const context *ctx, const kernel_work *work) {
   return (kernel_grid){.threads = blocks * work->block[0] * work->block[1] * work->block[2], .card = context_card(ctx)};
 }
 
-CUresult kernel_entry(const context *ctx, const kernel_work *work, soft_entry *entry) {
+CUresult kernel_entry(const stream *on, const context *ctx, const kernel_work *work, soft_entry *entry) {
   kernel_grid grid = grid_of(ctx, work);
   uint64_t blocks = (uint64_t)work->grid[0] * work->grid[1] * work->grid[2];
-  uint64_t resident = (uint64_t)blocks_per_sm(grid.card, work->block[0] * work->block[1] * work->block[2], work->shared_bytes) * ctx->sm_count;
+  /* streams of a green context have its part */
+  uint64_t sms = on->green && on->green->name.home == ctx ? on->green->sm_count : ctx->sm_count, all = grid.card->facts.sm_count;
+  uint64_t resident = (uint64_t)blocks_per_sm(grid.card, work->block[0] * work->block[1] * work->block[2], work->shared_bytes) * sms;
   if (!resident) resident = 1;
   if (work->cooperative && blocks > resident) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   uint64_t waves = (blocks + resident - 1) / resident;
   /* of the whole card; rounded down, so that parts never make more than the whole */
-  uint64_t width = (blocks < resident ? blocks : resident) * 1000000 * ctx->sm_count / (resident * grid.card->facts.sm_count);
+  uint64_t width = (blocks < resident ? blocks : resident) * 1000000 * sms / (resident * all);
   unsigned __int128 length = (unsigned __int128)work->known->duration_ns(&work->arguments, &grid) * waves;
   *entry = (soft_entry){.kind = SOFT_ENTRY_KERNEL,
                         .width_ppm = width ? (uint32_t)width : 1,
+                        .part = on->green ? on->green->number : 0,
+                        .part_ppm = (uint32_t)(sms * 1000000 / all),
                         .left_ns = length > UINT64_MAX / 4 ? UINT64_MAX / 4 : (uint64_t)length};
   return CUDA_SUCCESS;
 }

@@ -17,7 +17,7 @@ static CUresult context_named(CUcontext named, context **out) {
   if (!named) return context_current(out);
   if (!handle_is(named, HANDLE_CONTEXT)) return CUDA_ERROR_INVALID_VALUE;
   if (named->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  *out = named;
+  *out = named->home ? named->home : named;
   return CUDA_SUCCESS;
 }
 

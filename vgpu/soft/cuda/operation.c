@@ -44,7 +44,7 @@ CUresult operation_issue(const stream *on, const operation *op, uint32_t *queue,
   CUresult result;
   switch (op->type) {
   case CU_GRAPH_NODE_TYPE_KERNEL:
-    result = kernel_entry(op->ctx, &op->kernel, &entry);
+    result = kernel_entry(on, op->ctx, &op->kernel, &entry);
     return result == CUDA_SUCCESS ? deferred_effect(on, op, entry, queue, seq) : result;
   case CU_GRAPH_NODE_TYPE_MEMCPY:
   case CU_GRAPH_NODE_TYPE_MEMSET:

@@ -69,7 +69,7 @@ void operation_effect(const operation *op);
 CUresult kernel_prepare(context *ctx, CUfunction handle, void **parameters, void **extra, kernel_work *work);
 CUresult kernel_run(context *ctx, const kernel_work *work);
 /* The entry of a launch on a card: its length and width. */
-CUresult kernel_entry(const context *ctx, const kernel_work *work, soft_entry *entry);
+CUresult kernel_entry(const stream *on, const context *ctx, const kernel_work *work, soft_entry *entry);
 
 /* occupancy.c: blocks of a launch that a multiprocessor holds at once, at least 1 */
 unsigned int blocks_per_sm(const soft_card *card, unsigned int threads, size_t shared);

@@ -3,6 +3,7 @@
 
 #include "../state/state.h"
 #include "capture.h"
+#include "green.h"
 #include "ipc.h"
 
 static __thread stream *own_stream; /* the calling thread's default stream */
@@ -18,11 +19,13 @@ CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream *
       own_streams = own_stream;
     }
     own_stream->owner = ctx;
+    own_stream->green = green_current();
     *out = own_stream;
     return CUDA_SUCCESS;
   }
   if (!handle || handle == CU_STREAM_LEGACY) {
-    *out = &ctx->legacy;
+    CUgreenCtx green = green_current();
+    *out = green ? &green->own : &ctx->legacy;
     return CUDA_SUCCESS;
   }
   if (!handle_is(handle, HANDLE_STREAM)) return CUDA_ERROR_INVALID_HANDLE;
@@ -39,25 +42,30 @@ CUresult stream_resolve(context *ctx, CUstream handle, bool per_thread, stream *
   if (current != CUDA_SUCCESS) LEAVE(current);                                                       \
   ctx = on->owner
 
-static CUresult create(CUstream *out, unsigned int flags, int priority) {
-  context *ctx;
-  ENTER();
-  CUresult result = context_current(&ctx);
-  if (result != CUDA_SUCCESS) LEAVE(result);
-  if (!out || flags > CU_STREAM_NON_BLOCKING) LEAVE(CUDA_ERROR_INVALID_VALUE);
+CUresult stream_make(context *ctx, CUgreenCtx green, unsigned int flags, int priority, CUstream *out) {
   stream *fresh = calloc(1, sizeof *fresh);
   if (!fresh || !handle_add(fresh, HANDLE_STREAM)) {
     free(fresh);
-    LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
+    return CUDA_ERROR_OUT_OF_MEMORY;
   }
   fresh->owner = ctx;
+  fresh->green = green;
   fresh->number = the_driver.next_stream++;
   fresh->flags = flags;
   fresh->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
   fresh->next = ctx->streams;
   ctx->streams = fresh;
   *out = fresh;
-  LEAVE(CUDA_SUCCESS);
+  return CUDA_SUCCESS;
+}
+
+static CUresult create(CUstream *out, unsigned int flags, int priority) {
+  context *ctx;
+  ENTER();
+  CUresult result = context_current(&ctx);
+  if (result != CUDA_SUCCESS) LEAVE(result);
+  if (!out || flags > CU_STREAM_NON_BLOCKING) LEAVE(CUDA_ERROR_INVALID_VALUE);
+  LEAVE(stream_make(ctx, green_current(), flags, priority, out));
 }
 
 EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags) { return create(out, flags, 0); }
@@ -78,13 +86,22 @@ static CUresult destroy(CUstream handle) {
 EXPORT CUresult cuStreamDestroy(CUstream handle) { return destroy(handle); }
 EXPORT CUresult cuStreamDestroy_v2(CUstream handle) { return destroy(handle); }
 
+static void drop(stream **link) {
+  stream *gone = *link;
+  *link = gone->next;
+  capture_forget_stream(gone);
+  handle_remove(gone);
+  free(gone);
+}
+
 void streams_drop(context *ctx) {
-  while (ctx->streams) {
-    stream *gone = ctx->streams;
-    ctx->streams = gone->next;
-    capture_forget_stream(gone);
-    handle_remove(gone);
-    free(gone);
+  while (ctx->streams) drop(&ctx->streams);
+}
+
+void streams_drop_green(context *ctx, CUgreenCtx green) {
+  for (stream **link = &ctx->streams; *link;) {
+    if ((*link)->green == green) drop(link);
+    else link = &(*link)->next;
   }
 }
 
@@ -155,7 +172,7 @@ EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream handle, CUevent on, unsigned int
 
 ASK(ask_priority, int, on->priority)
 ASK(ask_flags, unsigned int, on->flags)
-ASK(ask_context, CUcontext, ctx)
+ASK(ask_context, CUcontext, on->green ? &on->green->name : ctx)
 ASK(ask_number, unsigned long long, on->number + 1ull)
 
 EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) { return ask_priority(handle, out, false); }

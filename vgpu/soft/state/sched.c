@@ -101,6 +101,18 @@ static uint64_t started_width(soft_queue *queue) {
   return width;
 }
 
+/* Whether a part of the processors has room beside what runs on it. */
+static bool part_fits(const soft_queue *queue, const soft_entry *entry, uint64_t width) {
+  uint64_t taken = 0;
+  for (uint64_t seq = queue->scan; entry->part && seq < queue->head; seq++) {
+    const soft_entry *other = &queue->entries[seq & (SOFT_DEPTH - 1)];
+    looks++;
+    if (other->kind != SOFT_ENTRY_GATE && other->part == entry->part && (other->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED)
+      taken += other->width_ppm ? other->width_ppm : 1;
+  }
+  return !taken || taken + width <= entry->part_ppm;
+}
+
 static bool fits(const card_room *room, uint64_t own, uint64_t width) {
   if (room->closed) return false;
   if (own && own + width > room->limit) return false;
@@ -152,7 +164,7 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
     } else if (ready) {
       uint64_t width = entry->width_ppm < FULL_WIDTH ? entry->width_ppm : FULL_WIDTH;
       if (!(entry->flags & SOFT_ENTRY_STARTED) && set.count < MAX_RUNNING) {
-        if (fits(room, own_width, width)) {
+        if (fits(room, own_width, width) && part_fits(queue, entry, width)) {
           entry->flags |= SOFT_ENTRY_STARTED;
           entry->start_ns = now;
           queue->begun = ++*room->begun;

@@ -198,6 +198,8 @@ typedef struct {
   uint64_t cookie;           /* the owner's own, never followed by others */
   uint64_t wait_seq;         /* WAIT: done when this entry of wait_queue is; GATE: when it was released */
   uint32_t wait_queue;
+  uint32_t part;             /* KERNEL: of the card's multiprocessors, numbered by the process; 0 all */
+  uint32_t part_ppm;         /* its width */
   uint32_t pad;
 } soft_entry;
 
@@ -306,7 +308,7 @@ typedef struct {
   _Alignas(4096) soft_object objects[SOFT_OBJECTS];
 } soft_state;
 
-_Static_assert(sizeof(soft_entry) == 72, "soft_entry");
+_Static_assert(sizeof(soft_entry) == 80, "soft_entry");
 _Static_assert((SOFT_DEPTH & (SOFT_DEPTH - 1)) == 0, "depth is a power of two");
 
 #endif
