@@ -53,8 +53,8 @@ static void sleep_on_bell(uint32_t heard, uint64_t ns) {
 static void look_at(deferred *d) {
   soft_queue *queue = soft_queue_at(&the_driver.region, d->queue);
   d->done = true;
-  if (!queue || queue->owner != the_driver.region.me + 1 || d->seq < queue->scan || d->seq >= queue->head) return;
-  const soft_entry *entry = &queue->entries[d->seq & (SOFT_DEPTH - 1)];
+  const soft_entry *entry = queue && queue->owner == the_driver.region.me + 1 ? soft_sched_entry(queue, d->seq) : NULL;
+  if (!entry) return;
   d->done = entry->flags & SOFT_ENTRY_DONE;
   d->reached = entry->flags & SOFT_ENTRY_STARTED;
 }
@@ -77,8 +77,8 @@ static void open_gate(deferred *d) {
   soft_queue *queue = soft_queue_at(region, d->queue);
   uint64_t now = soft_now(region);
   soft_sched_advance(region, now);
-  if (queue && queue->owner == region->me + 1 && d->seq >= queue->scan && d->seq < queue->head) {
-    soft_entry *entry = &queue->entries[d->seq & (SOFT_DEPTH - 1)];
+  soft_entry *entry = queue && queue->owner == region->me + 1 ? soft_sched_entry(queue, d->seq) : NULL;
+  if (entry && !(entry->flags & SOFT_ENTRY_DONE)) {
     entry->wait_seq = now;
     entry->flags |= SOFT_ENTRY_RELEASED;
     soft_sched_activate(region, d->queue);
@@ -182,9 +182,10 @@ static uint64_t until_next(void) {
   uint64_t least = LONGEST_NAP_NS;
   if (soft_lock(region, SOFT_PATIENCE_MS) != SOFT_OK) return least;
   for (deferred *d = first; d; d = d->next) {
-    const soft_queue *queue = soft_queue_at(region, d->queue);
-    if (!d->gate || !queue) continue;
-    uint64_t here = soft_sched_least(region, d->queue, queue->entries[d->seq & (SOFT_DEPTH - 1)].stream, d->seq);
+    soft_queue *queue = soft_queue_at(region, d->queue);
+    const soft_entry *entry = d->gate && queue ? soft_sched_entry(queue, d->seq) : NULL;
+    if (!entry) continue;
+    uint64_t here = soft_sched_least(region, d->queue, entry->stream, d->seq);
     if (here < least) least = here;
   }
   soft_unlock(region);

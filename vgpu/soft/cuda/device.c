@@ -84,6 +84,8 @@ static int texture_limit(int which) {
   return 0;
 }
 
+enum { COOPERATIVE_MULTI_DEVICE_LAUNCH = 96 };
+
 static bool attribute(const soft_card *card, CUdevice_attribute which, int *out) {
   const soft_card_facts *facts = &card->facts;
   switch (which) {
@@ -143,6 +145,7 @@ static bool attribute(const soft_card *card, CUdevice_attribute which, int *out)
   case CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
   case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+  case COOPERATIVE_MULTI_DEVICE_LAUNCH:
   case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *out = 1; break;

@@ -31,6 +31,13 @@ static void collect(soft_queue *queue) {
   /* records on other streams may be done while an older kernel still runs */
   for (uint64_t seq = queue->scan; queue->mixed && seq < queue->head; seq++)
     if (entry_at(queue, seq)->flags & SOFT_ENTRY_DONE) deliver(entry_at(queue, seq), seq);
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < queue->parked_count && i < SOFT_DEPTH; i++) {
+    const soft_parked *aside = &queue->parked[i];
+    if (aside->entry.flags & SOFT_ENTRY_DONE) deliver(&aside->entry, aside->seq);
+    else queue->parked[kept++] = *aside;
+  }
+  queue->parked_count = kept;
 }
 
 void work_collect(context *ctx) {
@@ -59,11 +66,13 @@ CUresult work_submit(context *ctx, const stream *on, soft_entry entry, uint32_t 
     uint64_t now = soft_now(region);
     soft_sched_advance_card(region, ctx->card, now);
     collect(queue);
-    if (queue->head - queue->tail < SOFT_DEPTH) {
+    bool room = soft_sched_make_room(queue);
+    collect(queue); /* what was behind one that made way */
+    if (room) {
       entry.stream = on->number;
       entry.flags = on->number != SOFT_LEGACY_STREAM && !(on->flags & CU_STREAM_NON_BLOCKING) ? SOFT_ENTRY_BLOCKING : 0;
       entry.submit_ns = now;
-      if (queue->scan == queue->head) {
+      if (soft_sched_idle(queue)) {
         queue->stream = entry.stream;
         queue->mixed = 0;
       } else if (queue->stream != entry.stream) {
@@ -78,10 +87,9 @@ CUresult work_submit(context *ctx, const stream *on, soft_entry entry, uint32_t 
       soft_unlock(region);
       return CUDA_SUCCESS;
     }
-    uint64_t oldest = queue->tail;
     soft_unlock(region);
     driver_pause();
-    error = soft_wait_queue(region, index, SOFT_ALL_STREAMS, oldest, work_spins(ctx));
+    error = soft_wait_queue(region, index, SOFT_FOR_ROOM, 0, work_spins(ctx));
     driver_resume();
     if (error != SOFT_OK) return driver_from(error);
     if (ctx->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -123,8 +131,8 @@ CUresult work_query(context *ctx, uint32_t stream_number) {
   soft_sched_advance_card(region, ctx->card, soft_now(region));
   collect(queue);
   CUresult result = CUDA_SUCCESS;
-  for (uint64_t seq = queue->scan; seq < queue->head && result == CUDA_SUCCESS; seq++) {
-    const soft_entry *entry = entry_at(queue, seq);
+  for (uint64_t i = 0, aside = queue->parked_count; i < aside + queue->head - queue->scan && result == CUDA_SUCCESS; i++) {
+    const soft_entry *entry = i < aside ? &queue->parked[i].entry : entry_at(queue, queue->scan + i - aside);
     bool concerns = entry->stream == stream_number || (stream_number == SOFT_LEGACY_STREAM && entry->flags & SOFT_ENTRY_BLOCKING);
     if (concerns && !(entry->flags & SOFT_ENTRY_DONE)) result = CUDA_ERROR_NOT_READY;
   }
@@ -139,7 +147,7 @@ CUresult work_wait_stream(context *ctx, const stream *on) {
   if (!queue) return CUDA_SUCCESS;
   soft_error error = soft_lock(&the_driver.region, SOFT_PATIENCE_MS);
   if (error != SOFT_OK) return driver_from(error);
-  bool idle = queue->scan == queue->head;
+  bool idle = soft_sched_idle(queue);
   soft_unlock(&the_driver.region);
   if (idle) {
     deferred_run();

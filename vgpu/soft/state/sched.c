@@ -5,7 +5,7 @@
 
 #include "clock.h"
 
-enum { FULL_WIDTH = 1000000, MAX_RUNNING = 128, MAX_STREAMS = 64, MAX_DEPTH = 4, MAX_MEMBERS = 64 };
+enum { FULL_WIDTH = 1000000, MAX_RUNNING = 128, MAX_STREAMS = 256, MAX_DEPTH = 4, MAX_MEMBERS = 64, ROOM_NAP_NS = 1000000 };
 /*
  * One call looks at so many queue entries at most; what is left is for the
  * next. Tenants write the queues, and must not keep an agent busy for ever.
@@ -49,14 +49,40 @@ static soft_entry *entry_at(soft_queue *queue, uint64_t seq) { return &queue->en
 
 /* Sequence numbers as tenants may have left them, made safe to walk over. */
 static bool sound(soft_queue *queue) {
+  if (queue->parked_count > SOFT_DEPTH) queue->parked_count = 0;
   if (queue->head - queue->tail <= SOFT_DEPTH && queue->scan - queue->tail <= queue->head - queue->tail) return true;
   queue->tail = queue->scan = queue->head;
   return false;
 }
 
+static bool parked_undone(const soft_queue *queue) {
+  for (uint32_t i = 0; i < queue->parked_count && i < SOFT_DEPTH; i++)
+    if (!(queue->parked[i].entry.flags & SOFT_ENTRY_DONE)) return true;
+  return false;
+}
+
 static void move_scan(soft_queue *queue) {
   while (queue->scan < queue->head && (entry_at(queue, queue->scan)->flags & SOFT_ENTRY_DONE)) queue->scan++;
-  if (queue->scan == queue->head) queue->mixed = 0;
+  if (queue->scan == queue->head && !parked_undone(queue)) queue->mixed = 0;
+}
+
+/* By position: the ring's places, then those aside. */
+static soft_entry *placed(soft_queue *queue, uint32_t at) { return at < SOFT_DEPTH ? &queue->entries[at] : &queue->parked[(at - SOFT_DEPTH) % SOFT_DEPTH].entry; }
+
+/*
+ * Walks over what may be undone, in order: first what was put aside. Begin
+ * with a walk of {0}; false at the end.
+ */
+typedef struct { uint64_t seq; uint32_t aside, at; bool in_ring; } walk;
+static bool step(const soft_queue *queue, walk *w) {
+  if (!w->in_ring && w->aside < queue->parked_count && w->aside < SOFT_DEPTH) {
+    w->at = SOFT_DEPTH + w->aside++;
+    return true;
+  }
+  w->seq = w->in_ring ? w->seq + 1 : queue->scan;
+  w->in_ring = true;
+  w->at = (uint32_t)(w->seq & (SOFT_DEPTH - 1));
+  return w->seq < queue->head;
 }
 
 static void finish(soft_entry *entry, uint64_t now) {
@@ -81,8 +107,9 @@ static uint64_t wait_over(soft_region *region, const soft_entry *entry, uint32_t
   if (!other || !other->owner || !sound(other)) return 0;
   if (other->card != own_card && depth < MAX_DEPTH) advance_card(region, other->card, until, depth + 1);
   /* one that was over long ago is overwritten; one that is over may still have ended later than this card's history reaches */
-  if (entry->wait_seq >= other->head || other->head - entry->wait_seq > SOFT_DEPTH) return 0;
-  const soft_entry *target = entry_at(other, entry->wait_seq);
+  const soft_entry *target = soft_sched_entry(other, entry->wait_seq);
+  if (!target && (entry->wait_seq >= other->head || other->head - entry->wait_seq > SOFT_DEPTH)) return 0;
+  if (!target) target = entry_at(other, entry->wait_seq);
   return target->flags & SOFT_ENTRY_DONE ? target->end_ns : SOFT_FOREVER;
 }
 
@@ -91,8 +118,8 @@ static uint64_t started_width(soft_queue *queue) {
   uint64_t width = 0;
   sound(queue);
   move_scan(queue);
-  for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
-    const soft_entry *entry = entry_at(queue, seq);
+  for (walk w = {0}; step(queue, &w);) {
+    const soft_entry *entry = placed(queue, w.at);
     looks++;
     if (entry->kind != SOFT_ENTRY_GATE && (entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED)
       width += entry->width_ppm ? entry->width_ppm : 1;
@@ -102,10 +129,10 @@ static uint64_t started_width(soft_queue *queue) {
 }
 
 /* Whether a part of the processors has room beside what runs on it. */
-static bool part_fits(const soft_queue *queue, const soft_entry *entry, uint64_t width) {
+static bool part_fits(soft_queue *queue, const soft_entry *entry, uint64_t width) {
   uint64_t taken = 0;
-  for (uint64_t seq = queue->scan; entry->part && seq < queue->head; seq++) {
-    const soft_entry *other = &queue->entries[seq & (SOFT_DEPTH - 1)];
+  for (walk w = {0}; entry->part && step(queue, &w);) {
+    const soft_entry *other = placed(queue, w.at);
     looks++;
     if (other->kind != SOFT_ENTRY_GATE && other->part == entry->part && (other->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED)
       taken += other->width_ppm ? other->width_ppm : 1;
@@ -131,8 +158,8 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
   bool legacy_undone = false, blocking_undone = false;
   uint64_t own_width = started_width(queue);
 
-  for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
-    soft_entry *entry = entry_at(queue, seq);
+  for (walk w = {0}; step(queue, &w);) {
+    soft_entry *entry = placed(queue, w.at);
     looks++;
     if (entry->flags & SOFT_ENTRY_DONE) continue;
     bool legacy = entry->stream == SOFT_LEGACY_STREAM;
@@ -142,7 +169,9 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
       set.undone = true;
       break;
     }
-    for (uint32_t i = 0; ready && i < stream_count; i++) ready = streams[i] != entry->stream;
+    bool behind = false; /* its stream has something undone before it */
+    for (uint32_t i = 0; !behind && i < stream_count; i++) behind = streams[i] == entry->stream;
+    ready &= !behind;
     if (ready && entry->kind == SOFT_ENTRY_EVENT) {
       finish(entry, now);
       continue;
@@ -179,7 +208,7 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
           continue;
         }
         if (set.count < MAX_RUNNING) {
-          set.at[set.count++] = (uint32_t)(seq & (SOFT_DEPTH - 1));
+          set.at[set.count++] = w.at;
           set.width += width;
           if (entry->left_ns < set.least_left_ns) set.least_left_ns = entry->left_ns;
         }
@@ -189,6 +218,7 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
     if (!queue->mixed) break; /* one stream: whatever follows waits for this one */
     if (legacy) legacy_undone = true;
     else if (entry->flags & SOFT_ENTRY_BLOCKING) blocking_undone = true;
+    if (behind) continue;
     if (stream_count == MAX_STREAMS) break;
     streams[stream_count++] = entry->stream;
   }
@@ -198,7 +228,7 @@ static running_set start(soft_region *region, soft_queue *queue, uint64_t now, u
 
 static void run(soft_queue *queue, const running_set *set, uint64_t now, uint64_t step) {
   for (uint32_t i = 0; i < set->count; i++) {
-    soft_entry *entry = &queue->entries[set->at[i]];
+    soft_entry *entry = placed(queue, set->at[i]);
     if (entry->left_ns > step) entry->left_ns -= step;
     else finish(entry, now + step);
   }
@@ -449,9 +479,17 @@ uint64_t soft_sched_next(soft_region *region, uint32_t index) {
 
 /* ---- questions ----------------------------------------------------------- */
 
+static bool has_room(soft_queue *queue) {
+  uint32_t undone = 0;
+  if (!sound(queue) || (!queue->parked_count && queue->head - queue->scan < SOFT_DEPTH)) return true; /* what is done before scan only waits to be collected */
+  for (walk w = {0}; step(queue, &w);) undone += !(placed(queue, w.at)->flags & SOFT_ENTRY_DONE);
+  return undone < SOFT_DEPTH;
+}
+
 bool soft_sched_done(soft_region *region, uint32_t index, uint32_t stream, uint64_t seq) {
   soft_queue *queue = soft_queue_at(region, index);
   if (!queue || !sound(queue)) return true;
+  if (stream == SOFT_FOR_ROOM) return has_room(queue);
   if (seq >= queue->head) {
     if (!queue->head) return true;
     seq = queue->head - 1;
@@ -462,19 +500,58 @@ bool soft_sched_done(soft_region *region, uint32_t index, uint32_t stream, uint6
     if (!(entry->flags & SOFT_ENTRY_DONE)) return false;
     if (stream != SOFT_ALL_STREAMS) return true; /* a stream's entries end in order */
   }
+  for (uint32_t i = 0; i < queue->parked_count; i++) {
+    const soft_parked *aside = &queue->parked[i];
+    if (aside->seq <= seq && (stream == SOFT_ALL_STREAMS || aside->entry.stream == stream) && !(aside->entry.flags & SOFT_ENTRY_DONE)) return false;
+  }
   return true;
+}
+
+bool soft_sched_idle(soft_queue *queue) { return !sound(queue) || (queue->scan == queue->head && !parked_undone(queue)); }
+
+soft_entry *soft_sched_entry(soft_queue *queue, uint64_t seq) {
+  if (!sound(queue)) return NULL;
+  if (seq >= queue->tail && seq < queue->head) return entry_at(queue, seq);
+  for (uint32_t i = 0; i < queue->parked_count; i++)
+    if (queue->parked[i].seq == seq) return &queue->parked[i].entry;
+  return NULL;
+}
+
+bool soft_sched_make_room(soft_queue *queue) {
+  if (!has_room(queue)) return false;
+  /* some behind the oldest are done: it makes way for them */
+  while (queue->head - queue->tail >= SOFT_DEPTH && queue->tail == queue->scan && queue->parked_count < SOFT_DEPTH) {
+    queue->parked[queue->parked_count++] = (soft_parked){.seq = queue->scan, .entry = *entry_at(queue, queue->scan)};
+    queue->tail = ++queue->scan;
+    queue->mixed = 1;
+    move_scan(queue);
+  }
+  return queue->head - queue->tail < SOFT_DEPTH;
 }
 
 uint64_t soft_sched_least(soft_region *region, uint32_t index, uint32_t stream, uint64_t seq) {
   soft_queue *queue = soft_queue_at(region, index);
   uint64_t sum = 0;
-  if (!queue || !sound(queue) || queue->scan == queue->head) return 0;
+  if (!queue || soft_sched_idle(queue)) return 0;
+  if (stream == SOFT_FOR_ROOM) {
+    uint64_t least = ROOM_NAP_NS;
+    for (walk w = {0}; step(queue, &w);) {
+      const soft_entry *entry = placed(queue, w.at);
+      bool runs = entry->kind == SOFT_ENTRY_KERNEL && (entry->flags & (SOFT_ENTRY_STARTED | SOFT_ENTRY_DONE)) == SOFT_ENTRY_STARTED;
+      if (runs && entry->left_ns < least) least = entry->left_ns;
+    }
+    return least;
+  }
   if (seq >= queue->head) seq = queue->head - 1;
   if (stream == SOFT_ALL_STREAMS) {
     /* the last one's stream is as good a bound as any */
     uint64_t at = seq;
     while (at > queue->scan && (entry_at(queue, at)->flags & SOFT_ENTRY_DONE)) at--;
     stream = entry_at(queue, at)->stream;
+  }
+  for (uint32_t i = 0; i < queue->parked_count; i++) {
+    const soft_parked *aside = &queue->parked[i];
+    if (aside->seq <= seq && aside->entry.stream == stream && !(aside->entry.flags & SOFT_ENTRY_DONE)) sum += aside->entry.left_ns;
   }
   for (uint64_t at = queue->scan; at <= seq; at++) {
     const soft_entry *entry = entry_at(queue, at);
@@ -514,6 +591,7 @@ uint32_t soft_sched_queue(soft_region *region, uint32_t card) {
     if (queue->owner) continue;
     queue->card = card;
     queue->head = queue->tail = queue->scan = 0;
+    queue->parked_count = 0;
     queue->mixed = 0;
     queue->party = slot->mps.server;
     queue->limit_ppm = limit_ppm(region, slot, card);
@@ -533,8 +611,8 @@ void soft_sched_drop_queue(soft_region *region, uint32_t index) {
   soft_card *card = soft_card_at(region, queue->card);
   uint64_t now = soft_now(region);
   if (sound(queue))
-    for (uint64_t seq = queue->scan; seq < queue->head; seq++) {
-      soft_entry *entry = entry_at(queue, seq);
+    for (walk w = {0}; step(queue, &w);) {
+      soft_entry *entry = placed(queue, w.at);
       if (!(entry->flags & SOFT_ENTRY_DONE)) finish(entry, now);
     }
   queue->scan = queue->head;
@@ -575,7 +653,7 @@ void soft_sched_repair(soft_region *region) {
       continue;
     }
     sound(queue);
-    if (queue->scan < queue->head) {
+    if (!soft_sched_idle(queue)) {
       queue->mixed = 1;
       soft_sched_activate(region, i);
     }

@@ -32,6 +32,17 @@ bool soft_sched_done(soft_region *region, uint32_t queue, uint32_t stream, uint6
 /* Least time that the stream's entries up to seq still need, were the queue alone on its card. */
 uint64_t soft_sched_least(soft_region *region, uint32_t queue, uint32_t stream, uint64_t seq);
 
+/* Nothing of a queue is undone. */
+bool soft_sched_idle(soft_queue *queue);
+/* The entry of that number, wherever it stands; NULL when it was collected. */
+soft_entry *soft_sched_entry(soft_queue *queue, uint64_t seq);
+/*
+ * For the owner, who has collected: room for one more entry. Entries that are
+ * done take none, even behind one that isn't, which is put aside then. False
+ * when as many are undone as fit: SOFT_FOR_ROOM in place of a stream waits for that.
+ */
+bool soft_sched_make_room(soft_queue *queue);
+
 /* Takes a queue of our slot on a card, or SOFT_NO_INDEX. */
 uint32_t soft_sched_queue(soft_region *region, uint32_t card);
 

@@ -187,6 +187,7 @@ enum { SOFT_ENTRY_BLOCKING = 1, SOFT_ENTRY_STARTED = 2, SOFT_ENTRY_DONE = 4, SOF
 #define SOFT_LEGACY_STREAM 0u
 #define SOFT_ALL_STREAMS 0xFFFFFFFFu
 #define SOFT_GATES 0xFFFFFFFEu
+#define SOFT_FOR_ROOM 0xFFFFFFFDu
 
 typedef struct {
   uint32_t kind;
@@ -204,6 +205,11 @@ typedef struct {
 } soft_entry;
 
 typedef struct {
+  uint64_t seq;
+  soft_entry entry;
+} soft_parked;
+
+typedef struct {
   uint32_t owner;            /* slot + 1, 0 when free */
   uint32_t card;
   uint32_t stream;           /* of all undone entries, unless mixed */
@@ -216,6 +222,9 @@ typedef struct {
   uint64_t scan;             /* everything before is done */
   soft_bucket buckets[SOFT_QUEUE_BUCKETS];
   soft_entry entries[SOFT_DEPTH];
+  uint32_t parked_count;
+  uint32_t pad;
+  soft_parked parked[SOFT_DEPTH]; /* undone when later ones needed their place: all before tail, in order */
 } soft_queue;
 
 typedef struct {

@@ -178,6 +178,53 @@ static void values(void) {
   check_equal(CUDA(cuStreamBatchMemOp)(on, 1, list, 0), CUDA_ERROR_INVALID_VALUE, "no such operation");
 }
 
+/* Entries that are done take no room, though an earlier one isn't. */
+static void behind_a_value(void) {
+  enum { MANY = 3000 };
+  CUstream on = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING), third = stream_new(CU_STREAM_NON_BLOCKING);
+  CUevent inside, last;
+  CUdeviceptr p;
+  float ms = 0;
+  bool good = true;
+  CUDA(cuEventCreate)(&inside, 0);
+  CUDA(cuEventCreate)(&last, 0);
+  CUDA(cuMemAlloc_v2)(&p, 64);
+  CUDA(cuMemsetD32_v2)(p, 0, 16);
+  uint64_t from = clock_ns();
+  CUDA(cuStreamWaitValue32_v2)(on, p, 3, CU_STREAM_WAIT_VALUE_EQ);
+  CUDA(cuEventRecord)(inside, on);
+  spin(2000000, on);
+  CUDA(cuEventRecord)(last, on);
+  CUDA(cuStreamWaitEvent)(third, last, 0);
+  spin(1000000, third);
+  for (int i = 0; i < MANY; i++) {
+    CUevent each;
+    good &= CUDA(cuEventCreate)(&each, 0) == CUDA_SUCCESS && CUDA(cuEventRecord)(each, other) == CUDA_SUCCESS && CUDA(cuEventDestroy_v2)(each) == CUDA_SUCCESS;
+    if (i % 100 == 0) spin(10000, other);
+  }
+  check(good, "%d events are recorded behind a stream that waits for a value", MANY);
+  check(CUDA(cuEventQuery)(inside) == CUDA_ERROR_NOT_READY && CUDA(cuStreamQuery)(on) == CUDA_ERROR_NOT_READY, "which waits on");
+  check(CUDA(cuEventQuery)(last) == CUDA_ERROR_NOT_READY && CUDA(cuStreamQuery)(third) == CUDA_ERROR_NOT_READY, "as does who waits for it");
+  CUDA(cuStreamSynchronize)(other);
+  uint64_t so_far = clock_ns() - from;
+  check_equal(so_far, MANY / 100 * 10000, "the others have their time");
+  check_equal(CUDA(cuStreamWriteValue32_v2)(other, p, 3, 0), CUDA_SUCCESS, "one writes the value");
+  check_equal(CUDA(cuStreamSynchronize)(third), CUDA_SUCCESS, "then all goes on");
+  check_equal(clock_ns() - from, so_far + 3000000, "in order");
+  check(CUDA(cuEventElapsedTime)(&ms, inside, last) == CUDA_SUCCESS && ms == 2.0f, "events that were put aside have their times (%.3f ms)", (double)ms);
+  CUDA(cuCtxSynchronize)();
+  /* kernels behind a value fill the queue: then a launch waits, and goes on when there is room */
+  CUDA(cuMemsetD32_v2)(p, 0, 16);
+  CUDA(cuStreamWaitValue32_v2)(on, p, 3, CU_STREAM_WAIT_VALUE_EQ);
+  for (int i = 0; i < 600; i++) spin(1000, on);
+  from = clock_ns();
+  for (int i = 0; i < MANY; i++) spin(1000, other);
+  check_equal(clock_ns() - from, (MANY - 423) * 1000ull, "a launch waits for room, and has it as others end");
+  CUDA(cuStreamWriteValue32_v2)(other, p, 3, 0);
+  CUDA(cuCtxSynchronize)();
+  check_equal(clock_ns() - from, MANY * 1000ull + 600 * 1000ull, "and all are done");
+}
+
 /* ---- CUDA 2 -------------------------------------------------------------- */
 
 static void grids(void) {
@@ -250,6 +297,7 @@ int main(void) {
   spin_function = kernel("carve_spin");
   host_functions();
   values();
+  behind_a_value();
   grids();
   occupancy();
   return finish();
