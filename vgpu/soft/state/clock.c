@@ -7,10 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../lib/include/cuda_abi.h"
 #include "ledger.h"
 #include "lock.h"
-#include "mps.h"
 #include "sched.h"
 
 enum { LONGEST_SLEEP_NS = 20000000, SPIN_NS = 60000, SLEEP_SLACK_NS = 55000 };
@@ -173,15 +171,12 @@ soft_error soft_wait_queue(soft_region *region, uint32_t queue, uint32_t stream,
     bool mine = soft_slot_mine(region), gone = card_gone(region, queue);
     if (mine && !gone) soft_sched_advance(region, soft_real_ns());
     bool done = soft_sched_done(region, queue, stream, seq);
-    /* what a dead one has on the card is in the way, and nobody else may look */
+    /* a dead one's work is in the way, a dead MPS server's clients wait for nothing, and nobody else may look */
     if (mine && !done && soft_real_ns() - region->state->header.scan_real_ns > LONGEST_SLEEP_NS) soft_ledger_sweep(region, true);
     uint64_t least = soft_sched_least(region, queue, stream, seq);
     const soft_queue *at = soft_queue_at(region, queue);
     const soft_card *card = at ? soft_card_at(region, at->card) : NULL;
     bool on_card = card && (card->current == queue || (card->current_party && at->party == card->current_party));
-    const soft_slot *slot = soft_slot_at(region, region->me);
-    /* nobody else may look, and what it waits for never comes */
-    if (mine && !done && slot->mps.server && !soft_mps_server_lives(region, slot)) soft_mps_fail(region, region->me, CUDA_ERROR_MPS_RPC_FAILURE);
     soft_unlock(region);
     if (!mine || gone) return SOFT_ELOST;
     if (done) return SOFT_OK;
