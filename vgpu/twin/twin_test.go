@@ -146,7 +146,7 @@ func TestDrivers(t *testing.T) {
 	variable := func(name string, address, size uint64) export {
 		return export{name, elf.STT_OBJECT, elf.STB_GLOBAL, address, size}
 	}
-	hook, plain := function("cuMemAlloc_v2"), function("cuInit")
+	hook, plain := function("cuMemAlloc_v2"), function("cuDriverGetVersion")
 	many := func(n int) []export {
 		list := []export{hook}
 		for i := range n {
@@ -161,9 +161,9 @@ func TestDrivers(t *testing.T) {
 	}{
 		{"as they are today", fakeDriver{exports: []export{hook, plain}}, ""},
 		{"only the old hash table", fakeDriver{exports: []export{hook, plain}, sysv: true}, ""},
-		{"weak functions", fakeDriver{exports: []export{hook, {"cuInit", elf.STT_FUNC, elf.STB_WEAK, 0x2000, 8}}}, ""},
-		{"functions without a type", fakeDriver{exports: []export{hook, {"cuInit", elf.STT_NOTYPE, elf.STB_GLOBAL, 0x2000, 0}}}, ""},
-		{"functions chosen when they are bound", fakeDriver{exports: []export{hook, {"cuInit", elf.STT_GNU_IFUNC, elf.STB_GLOBAL, 0x2000, 8}}}, ""},
+		{"weak functions", fakeDriver{exports: []export{hook, {"cuDriverGetVersion", elf.STT_FUNC, elf.STB_WEAK, 0x2000, 8}}}, ""},
+		{"functions without a type", fakeDriver{exports: []export{hook, {"cuDriverGetVersion", elf.STT_NOTYPE, elf.STB_GLOBAL, 0x2000, 0}}}, ""},
+		{"functions chosen when they are bound", fakeDriver{exports: []export{hook, {"cuDriverGetVersion", elf.STT_GNU_IFUNC, elf.STB_GLOBAL, 0x2000, 8}}}, ""},
 		{"variables", fakeDriver{exports: []export{hook, variable("a", 0x3001, 1), variable("b", 0x3040, 4096), variable("c", 0x3008, 8), variable("d", 0x3008, 0)}}, ""},
 		{"many functions", fakeDriver{exports: many(2500)}, ""},
 		{"more functions than there is room for", fakeDriver{exports: many(6000)}, "no room left"},
@@ -244,7 +244,7 @@ func aligned(t *testing.T, file []byte, exports []export) {
 // TestStrangeFiles: whatever a file claims, it is refused in a sentence, soon,
 // and without much memory.
 func TestStrangeFiles(t *testing.T) {
-	good := fakeDriver{exports: []export{{"cuInit", elf.STT_FUNC, elf.STB_GLOBAL, 0x2000, 8}, {"cuMemAlloc_v2", elf.STT_FUNC, elf.STB_GLOBAL, 0x2010, 8}}}
+	good := fakeDriver{exports: []export{{"cuDriverGetVersion", elf.STT_FUNC, elf.STB_GLOBAL, 0x2000, 8}, {"cuMemAlloc_v2", elf.STT_FUNC, elf.STB_GLOBAL, 0x2010, 8}}}
 	sysv := good
 	sysv.sysv = true
 	var before, after runtime.MemStats
@@ -257,7 +257,7 @@ func TestStrangeFiles(t *testing.T) {
 				copy(b[at:], word[:])
 				runtime.ReadMemStats(&before)
 				if l, err := Read(bytes.NewReader(b)); err == nil {
-					l.find("cuInit")
+					l.find("cuDriverGetVersion")
 				} else if err.Error() == "" {
 					t.Error("a fault without a sentence")
 				}
@@ -322,7 +322,7 @@ func TestHashes(t *testing.T) {
 func TestAListWithoutEnd(t *testing.T) {
 	table := sysvTable{buckets: []uint32{1}, chain: []uint32{0, 2, 1}}
 	asked := 0
-	if _, ok := table.find("cuInit", func(uint32) bool { asked++; return asked > 1000 }); ok {
+	if _, ok := table.find("cuDriverGetVersion", func(uint32) bool { asked++; return asked > 1000 }); ok {
 		t.Errorf("a list of two was asked %d times", asked)
 	}
 }
