@@ -130,30 +130,6 @@ EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int
   return launch(function, &s, on, parameters, NULL, true);
 }
 
-/* One kernel a device, each in a stream of its own. All are looked at before any is launched. */
-EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
-  operation op[SOFT_CARDS];
-  stream *on[SOFT_CARDS];
-  context *ctx;
-  ENTER();
-  CUresult result = context_current(&ctx);
-  if (result == CUDA_SUCCESS && (!list || !count || count > the_driver.device_count || flags > 3)) result = CUDA_ERROR_INVALID_VALUE;
-  for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++) {
-    const CUDA_LAUNCH_PARAMS *p = &list[i];
-    op[i] = (operation){.type = CU_GRAPH_NODE_TYPE_KERNEL,
-                        .kernel = {.grid = {p->gridDimX, p->gridDimY, p->gridDimZ}, .block = {p->blockDimX, p->blockDimY, p->blockDimZ},
-                                   .shared_bytes = p->sharedMemBytes, .cooperative = true}};
-    result = p->hStream ? stream_for_work(ctx, p->hStream, false, &on[i]) : CUDA_ERROR_INVALID_VALUE;
-    if (result != CUDA_SUCCESS) break;
-    op[i].ctx = on[i]->owner;
-    for (unsigned int k = 0; k < i; k++)
-      if (context_card(op[k].ctx) == context_card(op[i].ctx)) result = CUDA_ERROR_INVALID_DEVICE;
-    if (result == CUDA_SUCCESS) result = kernel_prepare(op[i].ctx, p->function, p->kernelParams, NULL, &op[i].kernel);
-  }
-  for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++) result = operation_submit(on[i], &op[i]);
-  LEAVE(result);
-}
-
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra, bool per_thread) {
   if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
   kernel_work s = {.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
@@ -175,14 +151,6 @@ EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f
 
 /* ---- on several cards at once -------------------------------------------- */
 
-typedef struct CUDA_LAUNCH_PARAMS_st {
-  CUfunction function;
-  unsigned int grid[3], block[3];
-  unsigned int shared_bytes;
-  CUstream on;
-  void **parameters;
-} CUDA_LAUNCH_PARAMS;
-
 enum { NO_PRE_SYNC = 1, NO_POST_SYNC = 2 };
 
 /* What comes next in each of the streams comes after what all of them have. */
@@ -191,45 +159,51 @@ static CUresult join(const CUDA_LAUNCH_PARAMS *list, unsigned int count) {
   uint64_t seqs[SOFT_CARDS];
   CUresult result = CUDA_SUCCESS;
   for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++)
-    result = work_submit(list[i].on->owner, list[i].on, (soft_entry){.kind = SOFT_ENTRY_EVENT}, &queues[i], &seqs[i]);
+    result = work_submit(list[i].hStream->owner, list[i].hStream, (soft_entry){.kind = SOFT_ENTRY_EVENT}, &queues[i], &seqs[i]);
   for (unsigned int i = 0; i < count; i++)
     for (unsigned int j = 0; j < count && result == CUDA_SUCCESS; j++)
-      if (i != j) result = work_submit(list[i].on->owner, list[i].on, (soft_entry){.kind = SOFT_ENTRY_WAIT, .wait_queue = queues[j], .wait_seq = seqs[j]}, NULL, NULL);
+      if (i != j) result = work_submit(list[i].hStream->owner, list[i].hStream, (soft_entry){.kind = SOFT_ENTRY_WAIT, .wait_queue = queues[j], .wait_seq = seqs[j]}, NULL, NULL);
   return result;
 }
 
-/* One launch a card, all alike but for their arguments, in streams that were made for it. */
+/*
+ * One launch a card, of one kernel, in streams that were made for it. All are
+ * looked at before any is queued. A driver wants one shape for all, too.
+ */
 static CUresult several(const CUDA_LAUNCH_PARAMS *list, unsigned int count, operation *ops) {
   uint32_t cards = 0;
   for (unsigned int i = 0; i < count; i++) {
     const CUDA_LAUNCH_PARAMS *p = &list[i];
     soft_entry entry;
-    if (!handle_is(p->on, HANDLE_STREAM)) return CUDA_ERROR_INVALID_HANDLE;
-    if (cards >> p->on->owner->card & 1) return CUDA_ERROR_INVALID_DEVICE;
-    cards |= 1u << p->on->owner->card;
-    if (stream_capturing(p->on)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (memcmp(p->grid, list[0].grid, sizeof p->grid) != 0 || memcmp(p->block, list[0].block, sizeof p->block) != 0 || p->shared_bytes != list[0].shared_bytes)
-      return CUDA_ERROR_INVALID_VALUE;
-    ops[i] = (operation){.type = CU_GRAPH_NODE_TYPE_KERNEL, .ctx = p->on->owner, .kernel = {.shared_bytes = p->shared_bytes, .cooperative = true}};
-    memcpy(ops[i].kernel.grid, p->grid, sizeof p->grid);
-    memcpy(ops[i].kernel.block, p->block, sizeof p->block);
-    CUresult result = context_lost(p->on->owner);
-    if (result == CUDA_SUCCESS) result = kernel_prepare(p->on->owner, p->function, p->parameters, NULL, &ops[i].kernel);
-    if (result == CUDA_SUCCESS) result = kernel_entry(p->on, p->on->owner, &ops[i].kernel, &entry);
+    if (!p->hStream) return CUDA_ERROR_INVALID_VALUE;
+    if (!handle_is(p->hStream, HANDLE_STREAM)) return CUDA_ERROR_INVALID_HANDLE;
+    if (cards >> p->hStream->owner->card & 1) return CUDA_ERROR_INVALID_DEVICE;
+    cards |= 1u << p->hStream->owner->card;
+    if (stream_capturing(p->hStream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    ops[i] = (operation){.type = CU_GRAPH_NODE_TYPE_KERNEL,
+                         .ctx = p->hStream->owner,
+                         .kernel = {.grid = {p->gridDimX, p->gridDimY, p->gridDimZ},
+                                    .block = {p->blockDimX, p->blockDimY, p->blockDimZ},
+                                    .shared_bytes = p->sharedMemBytes,
+                                    .cooperative = true}};
+    CUresult result = context_lost(p->hStream->owner);
+    if (result == CUDA_SUCCESS) result = kernel_prepare(p->hStream->owner, p->function, p->kernelParams, NULL, &ops[i].kernel);
+    if (result == CUDA_SUCCESS) result = kernel_entry(p->hStream, p->hStream->owner, &ops[i].kernel, &entry);
     if (result == CUDA_SUCCESS && ops[i].kernel.known != ops[0].kernel.known) result = CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags);
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
   operation ops[SOFT_CARDS];
+  context *ctx;
   ENTER();
-  if (!list || !count || count > the_driver.device_count || flags > (NO_PRE_SYNC | NO_POST_SYNC)) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  CUresult result = several(list, count, ops);
+  CUresult result = context_current(&ctx);
+  if (result == CUDA_SUCCESS && (!list || !count || count > the_driver.device_count || flags > (NO_PRE_SYNC | NO_POST_SYNC))) result = CUDA_ERROR_INVALID_VALUE;
+  if (result == CUDA_SUCCESS) result = several(list, count, ops);
   if (result == CUDA_SUCCESS && !(flags & NO_PRE_SYNC)) result = join(list, count);
-  for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++) result = operation_submit(list[i].on, &ops[i]);
+  for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++) result = operation_submit(list[i].hStream, &ops[i]);
   if (result == CUDA_SUCCESS && !(flags & NO_POST_SYNC)) result = join(list, count);
   LEAVE(result);
 }

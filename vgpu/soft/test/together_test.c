@@ -3,15 +3,8 @@
 
 #define MS 1000000ull
 
-typedef struct {
-  CUfunction function;
-  unsigned int grid[3], block[3], shared_bytes;
-  CUstream on;
-  void **parameters;
-} launch_params;
-
-static CUresult together(launch_params *list, unsigned int count, unsigned int flags) {
-  return ((CUresult(*)(launch_params *, unsigned int, unsigned int))entry(cuda_library(), "cuLaunchCooperativeKernelMultiDevice"))(list, count, flags);
+static CUresult together(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
+  return CUDA(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
 }
 
 static uint64_t clock_ns(void) { return ((uint64_t (*)(void))entry(cuda_library(), "softgpu_clock_ns"))(); }
@@ -45,12 +38,13 @@ int main(void) {
   uint64_t took[2];
   root_make("--card", "a30x2", "--seed", "3", "--clock", "virtual", NULL);
   CUDA(cuInit)(0);
-  launch_params list[2] = {{0}};
+  CUDA_LAUNCH_PARAMS list[2] = {{0}};
   for (int i = 0; i < 2; i++) {
     CUDA(cuCtxCreate_v2)(&ctx[i], 0, i);
     spin_function[i] = kernel("carve_spin");
     CUDA(cuStreamCreate)(&on[i], CU_STREAM_NON_BLOCKING);
-    list[i] = (launch_params){.function = spin_function[i], .grid = {4, 1, 1}, .block = {64, 1, 1}, .on = on[i], .parameters = parameters};
+    list[i] = (CUDA_LAUNCH_PARAMS){.function = spin_function[i], .gridDimX = 4, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 64, .blockDimY = 1, .blockDimZ = 1,
+                                   .hStream = on[i], .kernelParams = parameters};
   }
   int can = 0;
   CUDA(cuDeviceGetAttribute)(&can, 96, 0);
@@ -74,18 +68,15 @@ int main(void) {
   CUDA(cuStreamSynchronize)(on[0]);
   check_equal(clock_ns() - from, 5 * MS, "and the other later");
 
-  list[1].grid[0] = 5;
-  check_equal(together(list, 2, 0), CUDA_ERROR_INVALID_VALUE, "all must have one shape");
-  list[1].grid[0] = 4;
-  list[1].on = on[0];
+  list[1].hStream = on[0];
   check_equal(together(list, 2, 0), CUDA_ERROR_INVALID_DEVICE, "on a card each");
-  list[1].on = NULL;
-  check_equal(together(list, 2, 0), CUDA_ERROR_INVALID_HANDLE, "in streams that were made");
-  list[1].on = on[1];
+  list[1].hStream = NULL;
+  check_equal(together(list, 2, 0), CUDA_ERROR_INVALID_VALUE, "in streams that were made");
+  list[1].hStream = on[1];
   list[1].function = spin_function[0];
   check_equal(together(list, 2, 0), CUDA_ERROR_INVALID_HANDLE, "with a function of each one's context");
   list[1].function = spin_function[1];
-  list[0].grid[0] = list[1].grid[0] = 56 * 32 + 1;
+  list[0].gridDimX = list[1].gridDimX = 56 * 32 + 1;
   check_equal(together(list, 2, 0), CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "all of whose blocks are there at once");
   check(together(list, 0, 0) == CUDA_ERROR_INVALID_VALUE && together(list, 3, 0) == CUDA_ERROR_INVALID_VALUE && together(list, 2, 4) == CUDA_ERROR_INVALID_VALUE, "one to as many as there are");
   check_equal(CUDA(cuCtxSynchronize)(), CUDA_SUCCESS, "nothing is broken by that");
