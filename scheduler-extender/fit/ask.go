@@ -26,6 +26,8 @@ type Container struct {
 	// Isolation is what the pod says, the same for all its containers; Mode is what
 	// that comes to on a card that no configuration of NVIDIA's names.
 	Isolation, Mode api.Mode
+
+	usual bool // Mode is one that every card can be given in
 }
 
 // On is what the container takes of the card.
@@ -96,6 +98,7 @@ func NewAsk(r api.Request) (*Ask, *Refusal) {
 		if out.Whole {
 			out.Mode, out.Cores, out.MemPercent = api.ModeExclusive, 0, 0
 		}
+		out.usual = out.Mode == api.ModeVGPU || out.Mode == api.ModeExclusive
 		a.Containers = append(a.Containers, out)
 	}
 	a.order = placementOrder(a.Containers)

@@ -70,7 +70,8 @@ func fitOne(n *Node, a *Ask, c *Container, prefer Prefer) []int {
 		// Whole cards or replicas, and a container has all of one kind.
 		for _, mode := range [...]api.Mode{api.ModeTimeslice, api.ModeExclusive} {
 			kind := *c
-			kind.Isolation, kind.Mode, kind.Whole = mode, mode, mode == api.ModeExclusive
+			kind.Isolation, kind.Mode = mode, mode
+			kind.Whole, kind.usual = mode == api.ModeExclusive, mode == api.ModeExclusive
 			if best := fitOne(n, a, &kind, prefer); best != nil {
 				return best
 			}

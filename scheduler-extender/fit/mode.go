@@ -60,15 +60,10 @@ func (c *Container) Modality(card *Card) api.Mode {
 		}
 		return ""
 	}
-	if c.usual() || c.MemMiB > 0 || c.MemPercent > 0 {
+	if c.usual || c.MemMiB > 0 || c.MemPercent > 0 {
 		return c.Mode
 	}
 	return "" // a part of the card, and nothing says how large
-}
-
-// usual is true for what every card can be given as.
-func (c *Container) usual() bool {
-	return c.Mode == api.ModeVGPU || c.Mode == api.ModeExclusive
 }
 
 // plain is true for what asks for cards and says no more.
@@ -106,11 +101,16 @@ const (
 	barMode                      // its pods are in another mode
 )
 
-// bars says what the card's mode has against the container.
+// bars says what the card's mode has against the container. It is asked of each card of
+// each node, so what is nearly always so is decided in place.
 func (c *Container) bars(card *Card) bar {
-	if c.usual() && !card.Replicated() && (card.Mode == "" || card.Mode == api.ModeVGPU) {
-		return 0 // nearly always; who asks for all of it looks whether anything is there
+	if c.usual && !card.Replicated() && (card.Mode == "" || card.Mode == api.ModeVGPU) {
+		return 0 // who asks for all of it looks whether anything is there
 	}
+	return c.barsUnusual(card)
+}
+
+func (c *Container) barsUnusual(card *Card) bar {
 	m := card.Modes
 	mode := c.Modality(card)
 	switch {

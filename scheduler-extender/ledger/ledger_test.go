@@ -520,6 +520,49 @@ func TestRoomThatAppearsIsTold(t *testing.T) {
 	}
 }
 
+// What a card can be given as changes without anybody leaving it: a waiting pod is woken
+// for that too.
+func TestACardThatIsGivenOtherwiseIsTold(t *testing.T) {
+	l := books(t, 80000)
+	say := func(modes []string, sharing *v1alpha1.Sharing, mps *v1alpha1.MPS, slices ...v1alpha1.Slice) {
+		r := report("n1", 80000, 1, slices...)
+		r.Status.Cards[0].Modes, r.Status.Cards[0].Sharing, r.Status.Cards[0].MPS = modes, sharing, mps
+		l.SetReport(r, epoch)
+	}
+	both := []string{"timeslice", "mps"}
+	l.TakeFreed()
+	told := func(what string, want bool) {
+		t.Helper()
+		if freed := l.TakeFreed(); len(freed) > 0 != want {
+			t.Errorf("%s: freed %v", what, freed)
+		}
+	}
+	say(both, nil, nil)
+	told("the keeper has come", true)
+	say(both, nil, nil)
+	told("nothing has changed", false)
+	say(both, nil, &v1alpha1.MPS{Reason: "it died"})
+	l.TakeFreed()
+	say(both, nil, &v1alpha1.MPS{Ready: true})
+	told("a daemon is back", true)
+	say(both, &v1alpha1.Sharing{Mode: "timeslice", Replicas: 4}, nil)
+	told("it is given in replicas", true)
+	if c := l.Node("n1").Snapshot().View.Cards[0]; c.Slots != 4 || c.Modes.Only != api.ModeTimeslice {
+		t.Errorf("%+v", c)
+	}
+	say(both, &v1alpha1.Sharing{Mode: "timeslice", Replicas: 5}, nil)
+	told("in more of them", true)
+	a, b := slice("uid-a", "app", 100), slice("uid-b", "app", 100)
+	a.Mode, b.Mode = "mps", "timeslice"
+	say(both, nil, nil, a, b)
+	if c := l.Node("n1").Snapshot().View.Cards[0]; c.Mode != fit.Mixed {
+		t.Errorf("%+v", c)
+	}
+	l.TakeFreed()
+	say(both, nil, nil, b)
+	told("what was mixed has one mode", true)
+}
+
 // share-7, gang-23 at the ledger: many at once for the last room.
 func TestOneOfManyGetsTheLastRoom(t *testing.T) {
 	for range 50 {

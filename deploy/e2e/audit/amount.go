@@ -2,6 +2,7 @@ package audit
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/carve-gpu/carve/api"
 )
@@ -12,19 +13,33 @@ type Amount struct {
 	Cores  int
 	Whole  int
 	Pods   int
+	// Mode is that of shares, or several with a plus between them.
+	Mode string
+}
+
+func modes(a, b string) string {
+	switch {
+	case a == "" || a == b:
+		return b
+	case b == "":
+		return a
+	}
+	return a + "+" + b
 }
 
 func (a Amount) plus(b Amount) Amount {
-	return Amount{a.MemMiB + b.MemMiB, a.Cores + b.Cores, a.Whole + b.Whole, a.Pods + b.Pods}
+	return Amount{a.MemMiB + b.MemMiB, a.Cores + b.Cores, a.Whole + b.Whole, a.Pods + b.Pods, modes(a.Mode, b.Mode)}
 }
 
 func (a Amount) max(b Amount) Amount {
-	return Amount{max(a.MemMiB, b.MemMiB), max(a.Cores, b.Cores), max(a.Whole, b.Whole), max(a.Pods, b.Pods)}
+	return Amount{max(a.MemMiB, b.MemMiB), max(a.Cores, b.Cores), max(a.Whole, b.Whole), max(a.Pods, b.Pods), modes(a.Mode, b.Mode)}
 }
 
 // over says in what way an amount is more than one card.
 func (a Amount) over(memMiB int64) string {
 	switch {
+	case strings.Contains(a.Mode, "+"):
+		return "its pods are in modes " + a.Mode
 	case a.Whole > 1, a.Whole == 1 && a.Pods > 1:
 		return fmt.Sprintf("it is held whole by %d of %d pods on it", a.Whole, a.Pods)
 	case a.MemMiB > memMiB:
@@ -51,8 +66,8 @@ func Peak(g api.Grant, order []PodContainer, card string) Amount {
 		if !ok {
 			continue
 		}
-		a := Amount{MemMiB: cg.MemMiB, Cores: cg.Cores}
-		if cg.Mode != api.ModeVGPU {
+		a := Amount{MemMiB: cg.MemMiB, Cores: cg.Cores, Mode: string(cg.Mode)}
+		if !cg.Mode.Share() {
 			a = Amount{Whole: 1}
 		}
 		switch c.Kind {

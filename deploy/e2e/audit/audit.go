@@ -409,7 +409,7 @@ func (c *comparison) driver() {
 		}
 	}
 	for key, bytes := range held {
-		if cg, _ := cardGrant(c.grant(key[0]), key[1], key[2]); cg.Mode == api.ModeVGPU && bytes > uint64(cg.MemMiB)<<20 {
+		if cg, _ := cardGrant(c.grant(key[0]), key[1], key[2]); (cg.Mode == api.ModeVGPU || cg.Mode == api.ModeMPS) && bytes > uint64(cg.MemMiB)<<20 {
 			c.wrong("%s container %s holds %d bytes of card %s, its share is %d MiB", c.name(key[0]), key[1], bytes, key[2], cg.MemMiB)
 		}
 	}
@@ -498,13 +498,17 @@ func wantLimits(g *api.Grant, container string) Limits {
 		return nil
 	}
 	for _, cg := range g.Containers[container] {
-		if cg.Mode != api.ModeVGPU {
+		if cg.Mode != api.ModeVGPU && cg.Mode != api.ModeMPS {
 			continue
 		}
 		if l == nil {
 			l = Limits{}
 		}
-		l[cg.Card] = Share{cg.MemMiB, cg.Cores}
+		cores := cg.Cores
+		if cg.Mode == api.ModeMPS && cores == 0 {
+			cores = 100 // of the multiprocessors, in terms of MPS
+		}
+		l[cg.Card] = Share{cg.MemMiB, cores}
 	}
 	return l
 }

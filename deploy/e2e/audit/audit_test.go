@@ -173,6 +173,9 @@ func TestEachFaultIsFound(t *testing.T) {
 		"a share on a card that is held whole": {func(s *Snapshot) {
 			s.Pods[1].Grant.Containers["app"][0].Card = card1
 		}, double},
+		"a share in another mode than the card": {func(s *Snapshot) {
+			s.Pods[1].Grant.Containers["app"][0].Mode = api.ModeTimeslice
+		}, double},
 		"a card held whole twice": {func(s *Snapshot) {
 			s.Pods[1].Grant.Containers = map[string][]api.CardGrant{"app": {{Card: card1, Mode: api.ModeExclusive}}}
 		}, double},
@@ -197,7 +200,7 @@ func TestPeakOfAPod(t *testing.T) {
 		"init": share(card0, 50, 0), "side": share(card0, 20, 10), "late": share(card0, 60, 0), "app": share(card0, 30, 5), "app2": share(card0, 40, 0),
 	})
 	order := []PodContainer{{"init", api.Init}, {"side", api.Sidecar}, {"late", api.Init}, {"app", api.App}, {"app2", api.App}}
-	if got, want := Peak(g, order, card0), (Amount{MemMiB: 90, Cores: 15, Pods: 1}); got != want {
+	if got, want := Peak(g, order, card0), (Amount{MemMiB: 90, Cores: 15, Pods: 1, Mode: "vgpu"}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got := Peak(g, order, card1); got != (Amount{}) {

@@ -239,7 +239,8 @@ func seenLimits(path string) (audit.Limits, uint64, []string, error) {
 	for _, c := range l.Cards {
 		uuid := c.UUID.String()
 		order = append(order, uuid)
-		limits[uuid] = audit.Share{MemMiB: int64(c.LimitBytes >> 20), Cores: int(c.ComputePPM / 10_000)}
+		// Of compute either is zero: carve divides none among the clients of MPS.
+		limits[uuid] = audit.Share{MemMiB: int64(c.LimitBytes >> 20), Cores: int(c.ComputePPM/10_000) + int(c.MPSPercent)}
 	}
 	return limits, info.Sys().(*syscall.Stat_t).Ino, order, nil
 }
