@@ -43,6 +43,11 @@ type Card struct {
 	GrantedCores int
 	// Layers hold memory limits on it, strongest first.
 	Layers []string
+	// SharingMode and Replicas are what NVIDIA's configuration says of it, empty and 0
+	// for nothing; MPSFault is why its MPS daemon serves nobody new.
+	SharingMode string
+	Replicas    int
+	MPSFault    string
 	// ContextBytes is what a context costs there, 0 where nobody has shown it yet.
 	ContextBytes uint64
 }

@@ -140,3 +140,30 @@ func TestExitCodes(t *testing.T) {
 		})
 	}
 }
+
+func TestHowACardIsShared(t *testing.T) {
+	slices := func(modes ...string) (out []v1alpha1.Slice) {
+		for _, m := range modes {
+			out = append(out, v1alpha1.Slice{Mode: m})
+		}
+		return out
+	}
+	four := &v1alpha1.Sharing{Mode: "timeslice", Replicas: 4}
+	for want, c := range map[string]v1alpha1.Card{
+		"-":                                  {},
+		"vgpu":                               {Slices: slices("vgpu", "vgpu")},
+		"mps+vgpu":                           {Slices: slices("vgpu", "mps")},
+		"timeslice, 0 of 4 replicas":         {Sharing: four},
+		"timeslice, 2 of 4 replicas":         {Sharing: four, Slices: slices("timeslice", "timeslice")},
+		"vgpu, then timeslice in 4 replicas": {Sharing: four, Slices: slices("vgpu")},
+	} {
+		cards := viewCards([]v1alpha1.GPUNode{{Status: v1alpha1.GPUNodeStatus{Cards: []v1alpha1.Card{c}}}})
+		if got := cards[0].shared(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	down := cardView{Health: v1alpha1.Healthy, MPS: &v1alpha1.MPS{Reason: "it died"}}
+	if got := state(down); got != "healthy, MPS down (it died)" {
+		t.Errorf("%q", got)
+	}
+}

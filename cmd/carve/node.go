@@ -327,7 +327,15 @@ func (n *node) View() monitor.View {
 		LimitsRestored: v.LimitsRestored, CutOff: v.CutOff,
 	}
 	for _, c := range v.Cards {
+		mode, replicas, mpsFault := "", 0, ""
+		if c.Sharing != nil {
+			mode, replicas = c.Sharing.Mode, int(c.Sharing.Replicas)
+		}
+		if c.MPS != nil && !c.MPS.Ready {
+			mpsFault = c.MPS.Reason
+		}
 		out.Cards = append(out.Cards, monitor.Card{
+			SharingMode: mode, Replicas: replicas, MPSFault: mpsFault,
 			Card: c.Card, Sample: c.Sample, Fault: c.Fault,
 			GrantedBytes: uint64(c.GrantedMiB) << 20, GrantedCores: c.GrantedCores, ContextBytes: c.ContextBytes, Layers: c.Layers,
 		})

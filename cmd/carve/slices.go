@@ -109,7 +109,7 @@ func localSlices(ctx context.Context, local *localFlags) ([]sliceView, error) {
 	for _, s := range answer.GetSlices() {
 		v := sliceView{Node: answer.GetNode(), Card: s.GetCard(), Slice: reported(s)}
 		used, peak, refusals, processes := int64(s.GetUsedBytes()>>20), int64(s.GetPeakBytes()>>20), s.GetRefusals(), s.GetProcesses()
-		if s.GetMode() != string(api.ModeExclusive) {
+		if s.GetMode() == string(api.ModeVGPU) || s.GetMode() == string(api.ModeMPS) { // others say nothing of themselves
 			v.UsedMiB, v.PeakMiB, v.Refusals, v.Processes = &used, &peak, &refusals, &processes
 		}
 		out = append(out, v)
@@ -146,6 +146,12 @@ func localCards(ctx context.Context, local *localFlags) ([]cardView, error) {
 			MemoryMiB: int64(c.GetMemoryBytes() >> 20), GrantedMiB: int64(c.GetGrantedBytes() >> 20), Cores: c.GetGrantedCores(),
 			Health: v1alpha1.Healthy, HookDown: !answer.GetHookLinked(), Slices: held[c.GetUuid()],
 			Enforcement: answer.GetEnforcement(), EnforcementReason: answer.GetEnforcementReason(), Layers: c.GetLayers(),
+		}
+		if c.GetSharingMode() != "" {
+			v.Sharing = &v1alpha1.Sharing{Mode: c.GetSharingMode(), Replicas: c.GetReplicas()}
+		}
+		if c.GetMpsFault() != "" {
+			v.MPS = &v1alpha1.MPS{Reason: c.GetMpsFault()}
 		}
 		switch {
 		case c.GetLost():

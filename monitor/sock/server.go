@@ -183,6 +183,7 @@ func cards(v monitor.View) []*nodev1.Card {
 			MemoryBytes: uint64(c.MemoryMiB()) << 20, GrantedBytes: c.GrantedBytes, GrantedCores: int32(c.GrantedCores),
 			Exclusive: exclusive[c.UUID], UsedBytes: c.Sample.UsedBytes, MigMode: c.MIGMode, Fault: c.Fault, Lost: c.Lost,
 			SoftwareGpu: v.Software, Layers: c.Layers,
+			SharingMode: c.SharingMode, Replicas: int32(c.Replicas), MpsFault: c.MPSFault,
 		})
 	}
 	sort.SliceStable(out, func(i, j int) bool { return out[i].GetIndex() < out[j].GetIndex() })

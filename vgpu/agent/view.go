@@ -4,6 +4,7 @@ import (
 	"sort"
 	"time"
 
+	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/vgpu/compute/loop"
 	"github.com/carve-gpu/carve/vgpu/gpu"
 	"github.com/carve-gpu/carve/vgpu/region"
@@ -51,6 +52,9 @@ type CardView struct {
 	Whole        bool
 	// Layers hold memory limits on it, strongest first.
 	Layers []string
+	// Sharing and MPS are as in the report.
+	Sharing *v1alpha1.Sharing
+	MPS     *v1alpha1.MPS
 	// ContextBytes is what a context costs, 0 where it isn't known.
 	ContextBytes uint64
 	// ComputeFault says why its compute is given in turns, without the driver's word on
@@ -116,14 +120,15 @@ func (a *Agent) View() View {
 		}
 	}
 	a.mu.Unlock()
-	layers := map[string][]string{}
+	reported := map[string]v1alpha1.Card{}
 	for _, c := range status.Cards {
-		layers[c.UUID] = c.Layers
+		reported[c.UUID] = c
 	}
 
 	for _, c := range cards {
 		am := granted[c.UUID]
-		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault, ContextBytes: a.contexts.of(status.DriverVersion, c.Model), Layers: layers[c.UUID]}
+		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault, ContextBytes: a.contexts.of(status.DriverVersion, c.Model), Layers: reported[c.UUID].Layers,
+			Sharing: reported[c.UUID].Sharing, MPS: reported[c.UUID].MPS}
 		if am.whole {
 			cv.GrantedMiB, cv.GrantedCores = c.MemoryMiB(), 100
 		}

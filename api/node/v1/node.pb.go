@@ -108,7 +108,13 @@ type Card struct {
 	Lost        bool `protobuf:"varint,14,opt,name=lost,proto3" json:"lost,omitempty"`
 	SoftwareGpu bool `protobuf:"varint,13,opt,name=software_gpu,json=softwareGpu,proto3" json:"software_gpu,omitempty"`
 	// What holds memory limits on it, strongest first: dmem, guard, library.
-	Layers        []string `protobuf:"bytes,15,rep,name=layers,proto3" json:"layers,omitempty"`
+	Layers []string `protobuf:"bytes,15,rep,name=layers,proto3" json:"layers,omitempty"`
+	// What NVIDIA's device plugin configuration says of it: in which mode it is given, and
+	// in how many replicas; empty where it says nothing.
+	SharingMode string `protobuf:"bytes,16,opt,name=sharing_mode,json=sharingMode,proto3" json:"sharing_mode,omitempty"`
+	Replicas    int32  `protobuf:"varint,17,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	// Why its MPS daemon serves nobody new; empty where it does, or none is wanted.
+	MpsFault      string `protobuf:"bytes,18,opt,name=mps_fault,json=mpsFault,proto3" json:"mps_fault,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -246,6 +252,27 @@ func (x *Card) GetLayers() []string {
 		return x.Layers
 	}
 	return nil
+}
+
+func (x *Card) GetSharingMode() string {
+	if x != nil {
+		return x.SharingMode
+	}
+	return ""
+}
+
+func (x *Card) GetReplicas() int32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *Card) GetMpsFault() string {
+	if x != nil {
+		return x.MpsFault
+	}
+	return ""
 }
 
 type Slice struct {
@@ -1062,7 +1089,7 @@ var File_node_proto protoreflect.FileDescriptor
 const file_node_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"node.proto\x12\rcarve.node.v1\"\xab\x03\n" +
+	"node.proto\x12\rcarve.node.v1\"\x87\x04\n" +
 	"\x04Card\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x05R\x05index\x12\x14\n" +
@@ -1081,7 +1108,10 @@ const file_node_proto_rawDesc = "" +
 	"\x05fault\x18\f \x01(\tR\x05fault\x12\x12\n" +
 	"\x04lost\x18\x0e \x01(\bR\x04lost\x12!\n" +
 	"\fsoftware_gpu\x18\r \x01(\bR\vsoftwareGpu\x12\x16\n" +
-	"\x06layers\x18\x0f \x03(\tR\x06layers\"\xba\x03\n" +
+	"\x06layers\x18\x0f \x03(\tR\x06layers\x12!\n" +
+	"\fsharing_mode\x18\x10 \x01(\tR\vsharingMode\x12\x1a\n" +
+	"\breplicas\x18\x11 \x01(\x05R\breplicas\x12\x1b\n" +
+	"\tmps_fault\x18\x12 \x01(\tR\bmpsFault\"\xba\x03\n" +
 	"\x05Slice\x12\x17\n" +
 	"\apod_uid\x18\x01 \x01(\tR\x06podUid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +

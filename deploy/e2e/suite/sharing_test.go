@@ -188,8 +188,10 @@ func TestReplicasByCard(t *testing.T) {
 	reported(t, "one card whole", "5×timeslice", "-")
 	create(t, at("whole", both[1], one))
 	wantPending(t, "whole", "asked the whole card, which is shared", "default/after")
-	if r := carve(t, "cards"); !strings.Contains(r.stdout, "timeslice, 4 of 5 replicas") {
-		t.Errorf("carve cards:\n%s%s", r.stdout, r.stderr)
+	for _, args := range [][]string{{"cards"}, {"cards", "--local"}} {
+		if r := carve(t, args...); !strings.Contains(r.stdout, "timeslice, 4 of 5 replicas") {
+			t.Errorf("carve %v:\n%s%s", args, r.stdout, r.stderr)
+		}
 	}
 	remove(t, "after")
 	if g := grant(t, running(t, "whole")).Containers["app"]; len(g) != 1 || g[0].Mode != api.ModeExclusive {
