@@ -151,6 +151,10 @@ func (a *Agent) readMPS() mpsState {
 		if c.state, err = dir.State(uuid); err == nil {
 			err = unread
 		}
+		if d := c.state.Daemon; c.state.Ready && (d == nil || !d.Lives()) {
+			// The keeper says so in a moment; if it has ended, too, nobody else does.
+			c.state.Ready, c.state.Error = false, "its MPS daemon has ended"
+		}
 		if err != nil {
 			c.fault = err.Error()
 		}
@@ -300,7 +304,7 @@ func (a *Agent) unready(cards []api.CardGrant) string {
 		m := a.mps.cards[c.Card]
 		name := a.cardName(c.Card)
 		switch {
-		case c.Mode == api.ModeMPS && m.state.Ready && m.wanted && m.fault == "":
+		case c.Mode == api.ModeMPS && m.state.Ready && m.wanted && m.fault == "" && a.mps.unserved == "":
 		case c.Mode == api.ModeMPS && a.mps.unserved != "":
 			return fmt.Sprintf("card %s has no MPS daemon: %s", name, a.mps.unserved)
 		case c.Mode == api.ModeMPS && m.fault != "":

@@ -76,7 +76,11 @@ func (k *keeperSide) says(card string, s mps.State) {
 }
 
 func serving(epoch uint64) mps.State {
-	return mps.State{Epoch: epoch, Ready: true, Exclusive: true, Daemon: &mps.Process{PID: 1, Start: 1}, Servers: []mps.Process{{PID: 2, Start: 2}}}
+	p, err := mps.ProcessOf(os.Getpid()) // one that lives
+	if err != nil {
+		panic(err)
+	}
+	return mps.State{Epoch: epoch, Ready: true, Exclusive: true, Daemon: &p, Servers: []mps.Process{p}}
 }
 
 func down(epoch uint64, fault string) mps.State {
@@ -203,6 +207,13 @@ func TestPodsOfADaemonThatEndsAreTold(t *testing.T) {
 	})
 	if n.prepared("two", "app") {
 		t.Error("a container may start while the daemon is down")
+	}
+	gone := serving(2)
+	gone.Daemon = &mps.Process{PID: gone.Daemon.PID, Start: gone.Daemon.Start + 1}
+	k.says(cardA, gone) // and its keeper hasn't seen it yet
+	n.lookAtMPS()
+	if n.prepared("two", "app") || strings.Contains(n.api.said(), "MPSRestarted") {
+		t.Error("a daemon that has ended is taken for one that serves")
 	}
 	k.says(cardA, serving(2))
 	eventually(t, "it is told again", func() bool { return strings.Contains(n.api.said(), "pod-one MPSRestarted: ") })

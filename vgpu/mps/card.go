@@ -112,7 +112,7 @@ func (c *card) tick(ctx context.Context) error {
 			return nil
 		}
 		return c.begin(ctx)
-	case !c.state.Daemon.lives():
+	case !c.state.Daemon.Lives():
 		return c.fail(ctx, c.epitaph())
 	}
 	if c.state.Ready {
@@ -144,7 +144,7 @@ func (c *card) adopt() error {
 // lostServer is one that has ended.
 func (c *card) lostServer() *Process {
 	for i := range c.state.Servers {
-		if !c.state.Servers[i].lives() {
+		if !c.state.Servers[i].Lives() {
 			return &c.state.Servers[i]
 		}
 	}
@@ -203,7 +203,7 @@ func (c *card) begin1(ctx context.Context) error {
 	}
 	c.stepped("daemon-started")
 	c.follow(cmd)
-	p, err := processOf(cmd.Process.Pid)
+	p, err := ProcessOf(cmd.Process.Pid)
 	if err != nil {
 		return c.early()
 	}
@@ -254,7 +254,7 @@ func (c *card) open(ctx context.Context) error {
 		if wanted, err := c.Dir.IsWanted(c.uuid); err == nil && !wanted {
 			return nil // the next tick ends it
 		}
-		if !c.state.Daemon.lives() {
+		if !c.state.Daemon.Lives() {
 			return c.early()
 		}
 		_, err := c.serve(ctx)
@@ -357,7 +357,7 @@ func (c *card) probe(ctx context.Context) error {
 		c.probed = time.Time{}
 		return c.become(false, err.Error())
 	case err != nil:
-		if !c.state.Daemon.lives() {
+		if !c.state.Daemon.Lives() {
 			return nil // the next tick tells how it ended
 		}
 		if c.misses++; c.misses < missesAllowed {
@@ -390,6 +390,9 @@ func (c *card) replace(ctx context.Context, lost Process) error {
 		return err
 	}
 	c.stepped("server-lost")
+	if err := c.setMode(gpu.ComputeExclusiveProcess); err != nil {
+		return c.fail(ctx, err.Error())
+	}
 	if err := c.open(ctx); err != nil {
 		if ctx.Err() != nil {
 			return err
@@ -400,9 +403,11 @@ func (c *card) replace(ctx context.Context, lost Process) error {
 }
 
 // fail notes what is wrong, ends what is left, and has it started again after a pause.
+// Until then nobody gets a context: the first that came would have all of the card, and
+// keep the server off it.
 func (c *card) fail(ctx context.Context, fault string) error {
 	c.log.Error("MPS daemon down", "error", fault)
-	err := c.become(false, fault)
+	err := errors.Join(c.become(false, fault), c.setMode(gpu.ComputeProhibited))
 	left := c.end(ctx)
 	if !c.served.IsZero() && time.Since(c.served) > c.Pace.AgainMost {
 		c.wait = 0

@@ -177,7 +177,7 @@ func control(ctx context.Context, daemon Process, command string) (string, error
 	cmd.WaitDelay = time.Second
 	// The daemon's root in the daemon's own mount namespace.
 	cmd.SysProcAttr = &unix.SysProcAttr{Chroot: fmt.Sprintf("%s/%d/root", procDir, daemon.PID)}
-	if !daemon.lives() {
+	if !daemon.Lives() {
 		return "", fmt.Errorf("%s: the daemon (process %d) has ended", command, daemon.PID)
 	}
 	err := cmd.Run()
@@ -207,7 +207,7 @@ func servers(ctx context.Context, daemon Process) ([]Process, error) {
 		if err != nil {
 			continue // a heading
 		}
-		if p, err := processOf(pid); err == nil {
+		if p, err := ProcessOf(pid); err == nil {
 			out = append(out, p)
 		}
 	}

@@ -156,7 +156,7 @@ func (d Dir) State(uuid string) (State, error) {
 	return s, nil
 }
 
-// lockFile is locked by the keeper while it lives, nextFile by one that waits.
+// lockFile is locked by the keeper while it lives, and has its pid in it.
 func (d Dir) lockFile() string { return filepath.Join(string(d), "keeper.lock") }
 
 // KeeperRuns reports whether a keeper lives on this node. The kernel lets go of the lock

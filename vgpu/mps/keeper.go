@@ -117,6 +117,14 @@ func (k *Keeper) lock(ctx context.Context) (*os.File, error) {
 	for said := false; ; said = true {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
+			// For people, who find its process by that.
+			if err = f.Truncate(0); err == nil {
+				_, err = fmt.Fprintln(f, os.Getpid())
+			}
+			if err != nil {
+				f.Close()
+				return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+			}
 			return f, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {

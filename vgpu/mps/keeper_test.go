@@ -261,7 +261,7 @@ func (r *rig) ready(after uint64) State {
 func (r *rig) holds() {
 	r.t.Helper()
 	live := marked(card0)
-	if mode, err := r.mode.ComputeMode(card0); err != nil || mode != gpu.ComputeExclusiveProcess && len(live) > 0 {
+	if mode, err := r.mode.ComputeMode(card0); err != nil || mode == gpu.ComputeDefault && len(live) > 0 {
 		r.t.Errorf("%d processes of MPS on a card whose compute mode is %s (%v)", len(live), mode, err)
 	}
 }
@@ -354,6 +354,9 @@ func TestDaemonIsStartedAgain(t *testing.T) {
 						return
 					default:
 					}
+					if mode, _ := r.mode.ComputeMode(card0); mode == gpu.ComputeDefault {
+						t.Error("the card is open to everybody")
+					}
 					if s, err := r.dir.State(card0); err == nil && s.Error != "" && !s.Ready {
 						told = append(told, s.Error)
 					}
@@ -365,7 +368,7 @@ func TestDaemonIsStartedAgain(t *testing.T) {
 			after := r.ready(before.Epoch)
 			close(watching)
 			watch.Wait()
-			if after.Servers[0] == before.Servers[0] || before.Servers[0].lives() {
+			if after.Servers[0] == before.Servers[0] || before.Servers[0].Lives() {
 				t.Errorf("the old server (%v) is left beside %v", before.Servers, after.Servers)
 			}
 			if !strings.Contains(strings.Join(told, "\n"), c.says) {
@@ -440,7 +443,7 @@ func TestNextKeeperAdopts(t *testing.T) {
 	if r.dir.KeeperRuns() {
 		t.Error("a keeper is said to run")
 	}
-	if !before.Daemon.lives() || !before.Servers[0].lives() {
+	if !before.Daemon.Lives() || !before.Servers[0].Lives() {
 		t.Fatal("they ended with the keeper")
 	}
 	stop = r.keeper()
@@ -457,7 +460,7 @@ func TestNextKeeperAdopts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { stranger.Process.Kill(); stranger.Wait() }()
-	p, err := processOf(stranger.Process.Pid)
+	p, err := ProcessOf(stranger.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -469,7 +472,7 @@ func TestNextKeeperAdopts(t *testing.T) {
 	r.want(false)
 	r.keeper()
 	r.idle()
-	if !p.lives() {
+	if !p.Lives() {
 		t.Error("a stranger's process was ended")
 	}
 }
@@ -495,7 +498,7 @@ func TestDamagedStateIsNotBelieved(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
-	if before.Daemon.lives() || len(marked(card0)) != 2 {
+	if before.Daemon.Lives() || len(marked(card0)) != 2 {
 		t.Errorf("left of the daemon before: %v", marked(card0))
 	}
 }
@@ -531,8 +534,8 @@ func TestKeeperIsKilledAtEachStep(t *testing.T) {
 		was := r.state()
 		r.want(true)
 		stop := r.keeper()
-		now := r.until("the next keeper to serve", func(s State) bool { return s.Ready && s.Daemon != nil && s.Daemon.lives() })
-		if now.Epoch < was.Epoch || was.Ready && was.Daemon.lives() && *was.Daemon != *now.Daemon {
+		now := r.until("the next keeper to serve", func(s State) bool { return s.Ready && s.Daemon != nil && s.Daemon.Lives() })
+		if now.Epoch < was.Epoch || was.Ready && was.Daemon.Lives() && *was.Daemon != *now.Daemon {
 			t.Errorf("killed at step %d: %+v became %+v", at, was, now)
 		}
 		r.holds()

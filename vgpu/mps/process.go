@@ -23,9 +23,9 @@ const ownName = "nvidia-cuda-mps"
 // By it processes are found of which no file tells.
 const cardMark = "CARVE_MPS_CARD"
 
-// processOf is the process that has a pid now; an error wraps os.ErrNotExist where none
+// ProcessOf is the process that has a pid now; an error wraps os.ErrNotExist where none
 // has, or one that is dead and not yet waited for.
-func processOf(pid int) (Process, error) {
+func ProcessOf(pid int) (Process, error) {
 	b, err := os.ReadFile(fmt.Sprintf("%s/%d/stat", procDir, pid))
 	if err != nil {
 		return Process{}, err
@@ -47,16 +47,16 @@ func processOf(pid int) (Process, error) {
 	return Process{pid, n}, nil
 }
 
-// lives reports whether it hasn't ended.
-func (p Process) lives() bool {
-	now, err := processOf(p.PID)
+// Lives reports whether it hasn't ended.
+func (p Process) Lives() bool {
+	now, err := ProcessOf(p.PID)
 	return err == nil && now == p
 }
 
 // isOurs reports whether a process is one of MPS's programs.
 func (p Process) isOurs() bool {
 	name, err := os.ReadFile(fmt.Sprintf("%s/%d/comm", procDir, p.PID))
-	return err == nil && strings.HasPrefix(string(name), ownName) && p.lives()
+	return err == nil && strings.HasPrefix(string(name), ownName) && p.Lives()
 }
 
 // kill ends a process for sure, and nobody else that has its pid by now.
@@ -69,7 +69,7 @@ func (p Process) kill() error {
 		return fmt.Errorf("end process %d: %w", p.PID, err)
 	}
 	defer unix.Close(fd)
-	if !p.lives() { // asked after the descriptor is there: it is of this process or none
+	if !p.Lives() { // asked after the descriptor is there: it is of this process or none
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -91,7 +91,7 @@ func marked(uuid string) []Process {
 		if err != nil {
 			continue
 		}
-		p, err := processOf(pid)
+		p, err := ProcessOf(pid)
 		if err != nil || !p.isOurs() {
 			continue
 		}
@@ -100,7 +100,7 @@ func marked(uuid string) []Process {
 			continue
 		}
 		for _, v := range bytes.Split(env, []byte{0}) {
-			if bytes.Equal(v, want) && p.lives() {
+			if bytes.Equal(v, want) && p.Lives() {
 				out = append(out, p)
 			}
 		}
@@ -114,7 +114,7 @@ func gone(ctx context.Context, all []Process) []Process {
 	for {
 		var left []Process
 		for _, p := range all {
-			if p.lives() {
+			if p.Lives() {
 				left = append(left, p)
 			}
 		}

@@ -250,7 +250,7 @@ func TestCardInModeMPS(t *testing.T) {
 			t.Errorf("%+v became %+v", before, after)
 		}
 	})
-	for _, victim := range []string{"server", "daemon"} {
+	for _, victim := range []string{"server", "daemon", "keeper"} {
 		t.Run("the "+victim+" is killed under load", func(t *testing.T) {
 			before := keeperOf(t.Context(), t, card)
 			downA, _ := toldOf(t.Context(), t, "a", "MPSDown")
@@ -264,8 +264,18 @@ func TestCardInModeMPS(t *testing.T) {
 				}
 			}
 			pid := before.Daemon.PID
-			if victim == "server" {
+			switch victim {
+			case "server":
 				pid = before.Servers[0].PID
+			case "keeper":
+				// The daemon is in its container's cgroup, and ends with it.
+				out, err := cluster.Lab.Output(t.Context(), "cat", "/run/carve/mps/keeper.lock")
+				if err == nil {
+					pid, err = strconv.Atoi(strings.TrimSpace(string(out)))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
 			}
 			if _, err := cluster.Lab.Output(t.Context(), "kill", "-9", strconv.Itoa(pid)); err != nil {
 				t.Fatal(err)
