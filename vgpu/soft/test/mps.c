@@ -107,6 +107,14 @@ void mps_clear(void) {
     if (!mps_until(mps_is_gone, &server)) kill(server, SIGKILL);
   }
   if (pid) mps_until(mps_is_gone, &pid);
+  for (uint32_t i = 0; i < soft_slots_high(region); i++) { /* those that were killed left theirs */
+    static const unsigned int users[] = {0, 1234};
+    char path[64];
+    for (int u = 0; u < 2 && soft_slot_at(region, i)->kind == SOFT_KIND_SERVER; u++) {
+      snprintf(path, sizeof path, "/dev/shm/cuda.shm.%x.%x.1", users[u], soft_slot_at(region, i)->pid);
+      unlink(path);
+    }
+  }
   char command[700];
   snprintf(command, sizeof command, "rm -rf %s", mps_dir());
   if (system(command) != 0) printf("# %s could not be removed\n", mps_dir());
