@@ -98,6 +98,16 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer);
 CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags);
 CUresult cuGreenCtxDestroy(CUgreenCtx green);
 CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
+CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *out, int type);
+CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *out, int type);
+CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *out, int type);
+CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count, const CUdevResource *from, CUdevResource *rest, unsigned int flags,
+                                     unsigned int least);
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources, unsigned int count);
+CUresult cuGreenCtxRecordEvent(CUgreenCtx green, CUevent event);
+CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event);
+CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority);
+CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *out);
 
 /* linear memory */
 CUresult cuMemGetInfo(unsigned int *freeBytes, unsigned int *totalBytes);

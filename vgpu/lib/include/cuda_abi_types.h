@@ -278,6 +278,20 @@ typedef struct CUexecAffinityParam_st {
   union { struct { unsigned int val; } smCount; } param;
 } CUexecAffinityParam;
 
+/* Green contexts, 12.4. The driver keeps things of its own in what it gives. */
+enum { CU_DEV_RESOURCE_TYPE_SM = 1 };
+enum { CU_GREEN_CTX_DEFAULT_STREAM = 1 };
+enum { CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING = 1, CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE = 2 };
+typedef struct CUdevResource_st {
+  int type;
+  unsigned char internal[92];
+  union {
+    struct { unsigned int smCount; } sm;
+    unsigned char room[48];
+  };
+} CUdevResource;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+
 typedef struct CUctxCigParam_st { int sharedDataType; void *sharedData; } CUctxCigParam;
 
 typedef struct CUctxCreateParams_st { /* cuCtxCreate_v4, CUDA 12.5 */

@@ -108,6 +108,7 @@ for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     on_soft "graphs" "$driver" "$folder/graph_test"
     on_soft "heaps" "$driver" "$folder/heap_test"
     on_soft "shared memory" "$driver" "$folder/shared_test"
+    [ "$driver" = 535.104.05 ] || on_soft "green contexts" "$driver" "$folder/green_test"
     on_soft "visible cards" "$driver" "$folder/visible_test"
 done
 settings=stacks=110

@@ -8,6 +8,16 @@
 
 enum { MARK = 0x53475243 };
 
+/* What is ours in a CUdevResource: it comes from here and goes back to here. */
+typedef struct { uint32_t mark, card, first; } own_part;
+_Static_assert(sizeof(CUdevResource) == 144, "CUdevResource as CUDA 12.4 has it");
+
+static own_part own(const CUdevResource *r) {
+  own_part p;
+  memcpy(&p, r->internal, sizeof p);
+  return p;
+}
+
 struct CUdevResourceDesc_st {
   uint32_t card, first, sm_count;
   struct CUdevResourceDesc_st *next;
@@ -20,15 +30,14 @@ static uint32_t next_number = 1;
 static void fill(CUdevResource *out, uint32_t card, uint32_t first, uint32_t count) {
   memset(out, 0, sizeof *out);
   out->type = CU_DEV_RESOURCE_TYPE_SM;
-  out->own.mark = MARK;
-  out->own.card = card;
-  out->own.first = first;
+  memcpy(out->internal, &(own_part){MARK, card, first}, sizeof(own_part));
   out->sm.smCount = count;
 }
 
 static bool known(const CUdevResource *r) {
-  return r && r->type == CU_DEV_RESOURCE_TYPE_SM && r->own.mark == MARK && r->own.card < soft_card_count(&the_driver.region) && r->sm.smCount &&
-         r->own.first + r->sm.smCount <= card_multiprocessors(r->own.card);
+  if (!r || r->type != CU_DEV_RESOURCE_TYPE_SM || own(r).mark != MARK || own(r).card >= soft_card_count(&the_driver.region) || !r->sm.smCount) return false;
+  uint32_t all = card_multiprocessors(own(r).card);
+  return own(r).first < all && r->sm.smCount <= all - own(r).first;
 }
 
 static CUgreenCtx found(CUgreenCtx green) {
@@ -87,7 +96,7 @@ EXPORT CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int 
   unsigned int step, least;
   ENTER();
   if (!count || !known(from) || flags > 3) LEAVE(from && from->type != CU_DEV_RESOURCE_TYPE_SM ? CUDA_ERROR_INVALID_RESOURCE_TYPE : CUDA_ERROR_INVALID_VALUE);
-  steps(from->own.card, flags, &step, &least);
+  steps(own(from).card, flags, &step, &least);
   unsigned int each = minimum < least ? least : minimum;
   each = (each + step - 1) / step * step;
   unsigned int whole = from->sm.smCount / each;
@@ -98,9 +107,9 @@ EXPORT CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int 
   }
   CUdevResource source = *from; /* may be one of the results */
   if (*count > whole) *count = whole;
-  for (unsigned int i = 0; i < *count; i++) fill(&groups[i], source.own.card, source.own.first + i * each, each);
+  for (unsigned int i = 0; i < *count; i++) fill(&groups[i], own(&source).card, own(&source).first + i * each, each);
   unsigned int left = source.sm.smCount - *count * each;
-  if (rest && left) fill(rest, source.own.card, source.own.first + *count * each, left);
+  if (rest && left) fill(rest, own(&source).card, own(&source).first + *count * each, left);
   else if (rest) memset(rest, 0, sizeof *rest);
   LEAVE(CUDA_SUCCESS);
 }
@@ -112,12 +121,12 @@ EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource 
   for (unsigned int i = 0; i < count; i++) {
     if (!known(&resources[i])) LEAVE(CUDA_ERROR_INVALID_RESOURCE_TYPE);
     /* several must lie beside each other */
-    if (resources[i].own.card != resources[0].own.card || resources[i].own.first != resources[0].own.first + sum) LEAVE(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    if (own(&resources[i]).card != own(&resources[0]).card || own(&resources[i]).first != own(&resources[0]).first + sum) LEAVE(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
     sum += resources[i].sm.smCount;
   }
   CUdevResourceDesc fresh = calloc(1, sizeof *fresh);
   if (!fresh) LEAVE(CUDA_ERROR_OUT_OF_MEMORY);
-  *fresh = (struct CUdevResourceDesc_st){.card = resources[0].own.card, .first = resources[0].own.first, .sm_count = sum, .next = descs};
+  *fresh = (struct CUdevResourceDesc_st){.card = own(&resources[0]).card, .first = own(&resources[0]).first, .sm_count = sum, .next = descs};
   descs = fresh;
   *out = fresh;
   LEAVE(CUDA_SUCCESS);

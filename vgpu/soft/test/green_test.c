@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../cuda/green.h"
 #include "harness.h"
 
 #define MS 1000000ull
