@@ -213,7 +213,7 @@ func (s *search) cards(depth int, list []candidate, from, remaining int) bool {
 func (s *search) same(i, j int) bool {
 	a, b := &s.node.Cards[i], &s.node.Cards[j]
 	return s.on[i] == s.on[j] && a.MemMiB == b.MemMiB && a.Slots == b.Slots &&
-		a.Used == b.Used && a.Touched == b.Touched && a.Whole == b.Whole && a.Mode == b.Mode && SameModes(a, b)
+		a.Used == b.Used && a.Touched == b.Touched && a.Whole == b.Whole && SameModes(a, b) // hence, of two that suit a container, the same mode
 }
 
 // replicas reports whether some card of the node is given in replicas.

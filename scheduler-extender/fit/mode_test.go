@@ -2,6 +2,7 @@ package fit_test
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -133,5 +134,32 @@ func TestReplicasOfSeveralCards(t *testing.T) {
 		if policy.Node(some, a, ps) >= policy.Node(whole, a, pw) {
 			t.Errorf("%s: the node with the whole card goes first", policy.Name)
 		}
+	}
+}
+
+// Pods of several containers take the search, which must know what cards differ in.
+func TestSeveralContainersAndReplicas(t *testing.T) {
+	sliced := card(0)
+	sliced.Modes = &fit.Modes{Timeslice: true, Only: api.ModeTimeslice, Replicas: 32}
+	any := func(*fit.Card, fit.Amount) int64 { return 0 }
+	plain := func(name string, cards int) api.ContainerRequest {
+		return api.ContainerRequest{Name: name, Cards: cards, Whole: true}
+	}
+	// The share can't be on the second card, so the other container must: that the
+	// first led nowhere says nothing of it.
+	n := node(card(0), sliced)
+	a := ask(t, plain("a", 1), mem("b", api.App, 8000))
+	if p, refusal := fit.Fit(n, a, any); !reflect.DeepEqual(p, fit.Placement{{1}, {0}}) {
+		t.Errorf("%v, %+v", p, refusal)
+	}
+	// One whole card and one replica aren't two cards.
+	n = node(sliced, card(0), card(gib))
+	a = ask(t, plain("a", 2), mem("b", api.App, 8000))
+	if p, refusal := fit.Fit(n, a, any); refusal == nil || !strings.Contains(refusal.Message(n, a, ""), "1 could be whole and 1 replicas") {
+		t.Errorf("%v, %+v", p, refusal)
+	}
+	n = node(sliced, card(0), sliced, card(gib))
+	if p, refusal := fit.Fit(n, a, any); !reflect.DeepEqual(p, fit.Placement{{0, 2}, {1}}) && !reflect.DeepEqual(p, fit.Placement{{0, 2}, {3}}) {
+		t.Errorf("%v, %+v", p, refusal)
 	}
 }

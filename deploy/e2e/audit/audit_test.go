@@ -173,6 +173,12 @@ func TestEachFaultIsFound(t *testing.T) {
 		"a share on a card that is held whole": {func(s *Snapshot) {
 			s.Pods[1].Grant.Containers["app"][0].Card = card1
 		}, double},
+		"an MPS server on a card of shares": {func(s *Snapshot) {
+			s.Pods = append(s.Pods, Pod{UID: "k", Name: "carve-system/carve-mps-x"})
+			s.Containers = append(s.Containers, Container{ID: "k1", UID: "k", Name: "mps"})
+			s.Driver[0].Processes = append(s.Driver[0].Processes, Process{PID: 99, Container: "k1", Bytes: 1})
+			s.Driver[0].UsedBytes++
+		}, wrong},
 		"a share in another mode than the card": {func(s *Snapshot) {
 			s.Pods[1].Grant.Containers["app"][0].Mode = api.ModeTimeslice
 		}, double},

@@ -87,6 +87,53 @@ func reported(t *testing.T, what string, want ...string) {
 	})
 }
 
+// TestReplicasUnderMPS: NVIDIA's configuration with sharing.mps. A card alone and a share
+// without a word of isolation are clients of the card's daemon, within their parts.
+func TestReplicasUnderMPS(t *testing.T) {
+	withMPS(t)
+	both := cards(t.Context(), t)
+	t.Cleanup(func() {
+		setSharing(t, nil)
+		chooseSharing(t, "")
+		reported(t, "the configuration to be gone", "-", "-")
+		eventually(t, "MPS to let go of the card", func(ctx context.Context) string {
+			for _, c := range cards(ctx, t) {
+				if c.MPS != nil {
+					return fmt.Sprintf("card %d: %+v", c.Index, c.MPS)
+				}
+			}
+			return ""
+		})
+	})
+	setSharing(t, map[string]string{"config.yaml": "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [0], replicas: 2}]}}"})
+	reported(t, "replicas", "2×mps", "-")
+	at := func(name string, s share) *corev1.Pod {
+		p := pod(name, container("app", s))
+		p.Annotations = map[string]string{api.AnnotationCardUUIDs: both[0].UUID}
+		return p
+	}
+	create(t, at("replica", share{"gpu": "1"}))
+	create(t, at("share", share{"gpumem": "8000"}))
+	half := both[0].MemoryMiB / 2
+	for name, want := range map[string]api.CardGrant{
+		"replica": {Card: both[0].UUID, MemMiB: half, Cores: 50, Fixed: true, Mode: api.ModeMPS},
+		"share":   {Card: both[0].UUID, MemMiB: 8000, Mode: api.ModeMPS},
+	} {
+		if g := grant(t, running(t, name)).Containers["app"]; len(g) != 1 || g[0] != want {
+			t.Errorf("%s has %+v, want %+v", name, g, want)
+		}
+	}
+	if is, all := multiprocessors(t, "replica"), multiprocessors(t, "share"); is*2 != all {
+		t.Errorf("the replica has %d multiprocessors of %d", is, all)
+	}
+	if code := allocate(t, "replica", "app", uint64(half+1000)*mib); code != 2 {
+		t.Errorf("allocating beyond a replica gave CUDA error %d, want 2", code)
+	}
+	create(t, at("third", share{"gpu": "1"}))
+	wantPending(t, "third", "asked a replica, all 2 of the card are taken", "default/share (8000 MiB)")
+	agree(t)
+}
+
 // slicing is a configuration with replicas by card.
 func slicing(replicas map[int]int) string {
 	s := "version: v1\nsharing:\n  timeSlicing:\n    resources:\n"
