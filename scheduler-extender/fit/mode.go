@@ -14,8 +14,8 @@ const Mixed api.Mode = "mixed"
 // serves many snapshots, so it is never changed.
 type Modes struct {
 	MPS, Timeslice bool
-	// MPSDown says in a sentence why the card takes nothing new in mode mps, where
-	// it otherwise would.
+	// MPSDown says in a sentence why the card's MPS daemon serves nobody new, or hasn't
+	// let go of a card that is to be given otherwise: meanwhile it takes nothing new.
 	MPSDown string
 	// Only is the mode that NVIDIA's device plugin configuration sets for the card,
 	// mps or timeslice, and Replicas in how many parts; empty where it doesn't.
@@ -104,7 +104,7 @@ const (
 // bars says what the card's mode has against the container. It is asked of each card of
 // each node, so what is nearly always so is decided in place.
 func (c *Container) bars(card *Card) bar {
-	if c.usual && !card.Replicated() && (card.Mode == "" || card.Mode == api.ModeVGPU) {
+	if m := card.Modes; c.usual && (m == nil || m.Only == "" && m.MPSDown == "") && (card.Mode == "" || card.Mode == api.ModeVGPU) {
 		return 0 // who asks for all of it looks whether anything is there
 	}
 	return c.barsUnusual(card)
@@ -126,6 +126,8 @@ func (c *Container) barsUnusual(card *Card) bar {
 		return barDown
 	case card.Mode != "" && card.Mode != mode && !c.whole(card):
 		return barMode
+	case m != nil && m.MPSDown != "" && !card.Touched:
+		return barDown
 	}
 	return 0
 }
@@ -163,6 +165,9 @@ func (c *Container) refuse(r *Refusal, b bar, card *Card) *Refusal {
 	case barDown:
 		r.Reason, r.distance = ReasonMPSDown, distanceBlocked
 		r.Detail = "the card takes nothing new in mode mps: " + m.MPSDown
+		if asked != string(api.ModeMPS) {
+			r.Detail = "MPS has the card still: " + m.MPSDown
+		}
 	default:
 		r.Reason, r.distance = ReasonMode, distanceWhole
 		if c.whole(card) {

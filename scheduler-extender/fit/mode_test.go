@@ -52,7 +52,8 @@ func TestModesOfACard(t *testing.T) {
 		"one whose pods are in several modes": {taken(fit.Mixed, serves), map[string]string{
 			"share": "its pods are in several modes", "mps": "its pods are in several modes", "slice": "its pods are in several modes"}},
 		"one whose MPS daemon is down": {with(func(c *fit.Card) { c.Modes = &fit.Modes{MPS: true, Timeslice: true, MPSDown: "it died twice"} }), map[string]string{
-			"share": "vgpu", "slice": "timeslice", "mps": "the card takes nothing new in mode mps: it died twice"}},
+			"share": "MPS has the card still: it died twice", "slice": "MPS has the card still", "plain": "MPS has the card still",
+			"mps": "the card takes nothing new in mode mps: it died twice"}},
 		"one in four time slices": {with(func(c *fit.Card) { c.Modes, c.Slots = replicas(api.ModeTimeslice, 4), 4 }), map[string]string{
 			"plain": "timeslice", "slice": "timeslice", "part of it": "timeslice",
 			"share":     "asked a share without isolation, NVIDIA's configuration gives the card in 4 replicas of mode timeslice, where nothing holds a share",

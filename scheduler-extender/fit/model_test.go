@@ -124,11 +124,11 @@ func give(isolation api.Mode, c *api.ContainerRequest, card *fit.Card) (given, b
 	case api.ModeMPS:
 		return g, m.MPS && m.MPSDown == "" && c.Cards == 1 && (card.Mode == "" || card.Mode == api.ModeMPS)
 	case api.ModeTimeslice:
-		return g, m.Timeslice && (card.Mode == "" || card.Mode == api.ModeTimeslice)
+		return g, m.Timeslice && (card.Mode == api.ModeTimeslice || card.Mode == "" && (card.Touched || m.MPSDown == ""))
 	case api.ModeVGPU:
-		return g, card.Mode == "" || card.Mode == api.ModeVGPU
+		return g, card.Mode == api.ModeVGPU || card.Mode == "" && (card.Touched || m.MPSDown == "")
 	}
-	return g, !card.Touched
+	return g, !card.Touched && m.MPSDown == ""
 }
 
 // allowed is the plain model: whether a complete assignment (a card set per

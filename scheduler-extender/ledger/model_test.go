@@ -162,6 +162,9 @@ func (w *world) takes(c *v1alpha1.Card, node string, isolation api.Mode, mib int
 		return "", false
 	}
 	is := w.mode(node, c.UUID)
+	if is == "" && c.MPS != nil && !c.MPS.Ready {
+		return "", false // MPS has it still
+	}
 	return mode, (is == "" || is == mode) && c.MemoryMiB-w.used(node, c.UUID) >= mib && len(w.on(node, c.UUID)) < slots
 }
 
