@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,7 +73,7 @@ func TestMain(m *testing.M) {
 // standin is a program that does wrong when told so, in the place of the software GPU's.
 var standin string
 
-// card0 is the card of all rigs: the software GPU makes the same of the same seed.
+// card0 is the card of the rig that was made last.
 var card0 string
 
 // modeFile stands for the card's compute mode, which outlives processes.
@@ -107,7 +108,9 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, base: t.TempDir()}
 	r.dir, r.mode = Dir(filepath.Join(r.base, "run/mps")), modeFile(filepath.Join(r.base, "mode"))
 	root := filepath.Join(r.base, "root")
-	r.softgpu("init", root, "--card", "a100-80", "--seed", "21")
+	// Another card each time: the keeper finds processes by it, also those of a test that
+	// runs beside this one.
+	r.softgpu("init", root, "--card", "a100-80", "--seed", strconv.Itoa(rand.IntN(1<<30)))
 	t.Cleanup(func() { r.softgpu("destroy", root) })
 	b, err := os.ReadFile(filepath.Join(root, "softgpu/config.json"))
 	if err == nil {
@@ -588,6 +591,7 @@ func TestFilesOfOthersAreRefused(t *testing.T) {
 			t.Errorf("%q is taken for a card", name)
 		}
 	}
+	const card0 = "GPU-11111111-2222-3333-4444-555555555555"
 	if err := d.Want(card0); err != nil {
 		t.Fatal(err)
 	}

@@ -358,3 +358,36 @@ func FuzzDecodeLimits(f *testing.F) {
 		}
 	})
 }
+
+// A library that doesn't know of MPS reads no share of compute there, so it limits
+// nothing beside MPS; one that does reads no client in a file that an older agent made.
+func TestClientsOfMPSInFilesOfBothAges(t *testing.T) {
+	l := twoCards()
+	l.Cards[0].ComputePPM, l.Cards[0].MPSPercent, l.Cards[0].Multiprocessors = 0, 30, 108
+	path := createLimits(t, l)
+	got, err := ReadLimits(path)
+	if err != nil || !reflect.DeepEqual(got, l) {
+		t.Errorf("got %+v, %v\nwant %+v", got, err, l)
+	}
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	card := file[bankAt(1)+bankCardsAt:][:cardBytes]
+	if ppm := binary.LittleEndian.Uint32(card[cardComputePPMAt:]); ppm != 0 || file[limitsComputeAt] != 0 {
+		t.Errorf("an older library finds a share of %d ppm", ppm)
+	}
+	// What an older agent wrote: zero in all that was reserved.
+	older := createLimits(t, twoCards())
+	if got, err := ReadLimits(older); err != nil || got.Cards[0].MPSPercent != 0 || got.Cards[0].ComputePPM != 300_000 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for what, c := range map[string]Card{
+		"101 percent":                     {UUID: testUUID(1), MPSPercent: 101},
+		"MPS and a share of compute, too": {UUID: testUUID(1), MPSPercent: 30, ComputePPM: 300_000},
+	} {
+		if err := CreateLimits(filepath.Join(t.TempDir(), "limits"), Limits{Cards: []Card{c}}); err == nil || !strings.Contains(err.Error(), "percent of MPS") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
