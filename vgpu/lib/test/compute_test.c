@@ -178,6 +178,7 @@ static void several_cards(void) {
     void *parameters[] = {&ns, &none};
     CUDA_LAUNCH_PARAMS list[2];
     bool good = true;
+    unsigned widths[2] = {as_wide_as(api, 0), as_wide_as(api, 1)}, both = widths[0] < widths[1] ? widths[0] : widths[1];
     for (int bank = 0; bank < 2; bank++) {
         box_limits()->banks[bank].cards[1].compute_ppm = 500000;
         box_limits()->banks[bank].cards[1].flags = CARVE_CARD_COMPUTE_FIXED;
@@ -186,7 +187,7 @@ static void several_cards(void) {
     for (int i = 1; i >= 0; i--) {
         good &= CUDA(cuCtxCreate_v2)(&contexts[i], 0, i) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
                 CUDA(cuStreamCreate)(&streams[i], CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
-        list[i] = (CUDA_LAUNCH_PARAMS){.gridDimX = as_wide_as(api, i), .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .hStream = streams[i], .kernelParams = parameters};
+        list[i] = (CUDA_LAUNCH_PARAMS){.gridDimX = both, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .hStream = streams[i], .kernelParams = parameters};
         good &= CUDA(cuModuleGetFunction)(&list[i].function, module, "carve_spin") == CUDA_SUCCESS;
     }
     check(good, "two cards: set up");

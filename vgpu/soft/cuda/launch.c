@@ -166,16 +166,21 @@ static CUresult join(const CUDA_LAUNCH_PARAMS *list, unsigned int count) {
   return result;
 }
 
+static bool same_shape(const CUDA_LAUNCH_PARAMS *a, const CUDA_LAUNCH_PARAMS *b) {
+  return a->gridDimX == b->gridDimX && a->gridDimY == b->gridDimY && a->gridDimZ == b->gridDimZ && a->blockDimX == b->blockDimX &&
+         a->blockDimY == b->blockDimY && a->blockDimZ == b->blockDimZ && a->sharedMemBytes == b->sharedMemBytes;
+}
+
 /*
- * One launch a card, of one kernel, in streams that were made for it. All are
- * looked at before any is queued. A driver wants one shape for all, too.
+ * One launch a card, of one kernel and shape, in streams that were made for it.
+ * All are looked at before any is queued.
  */
 static CUresult several(const CUDA_LAUNCH_PARAMS *list, unsigned int count, operation *ops) {
   uint32_t cards = 0;
   for (unsigned int i = 0; i < count; i++) {
     const CUDA_LAUNCH_PARAMS *p = &list[i];
     soft_entry entry;
-    if (!p->hStream) return CUDA_ERROR_INVALID_VALUE;
+    if (!p->hStream || !same_shape(p, &list[0])) return CUDA_ERROR_INVALID_VALUE;
     if (!handle_is(p->hStream, HANDLE_STREAM)) return CUDA_ERROR_INVALID_HANDLE;
     if (cards >> p->hStream->owner->card & 1) return CUDA_ERROR_INVALID_DEVICE;
     cards |= 1u << p->hStream->owner->card;

@@ -76,6 +76,9 @@ int main(void) {
   list[1].function = spin_function[0];
   check_equal(together(list, 2, 0), CUDA_ERROR_INVALID_HANDLE, "with a function of each one's context");
   list[1].function = spin_function[1];
+  list[1].blockDimX = 32;
+  check_equal(together(list, 2, 0), CUDA_ERROR_INVALID_VALUE, "of one shape");
+  list[1].blockDimX = 64;
   list[0].gridDimX = list[1].gridDimX = 56 * 32 + 1;
   check_equal(together(list, 2, 0), CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "all of whose blocks are there at once");
   check(together(list, 0, 0) == CUDA_ERROR_INVALID_VALUE && together(list, 3, 0) == CUDA_ERROR_INVALID_VALUE && together(list, 2, 4) == CUDA_ERROR_INVALID_VALUE, "one to as many as there are");
