@@ -169,7 +169,7 @@ bench: bench-vgpu bench-agent bench-extender bench-node ## all benches
 .PHONY: bench-vgpu
 bench-vgpu: ## what the front libraries add to a launch and to an allocation, and how exact shares of compute are
 	@$(MAKE) -s --no-print-directory -C vgpu/lib bench
-	@go test -count=1 -timeout 30m -run UnderContention ./vgpu/compute/loop -args -seeds 20 -seed 3000 -lines | grep _points\\\|_percent
+	@go test -count=1 -timeout 30m -v -run UnderContention ./vgpu/compute/loop -args -seeds 20 -seed 3000 -lines | grep _points\\\|_percent
 	@go run ./vgpu/compute/sim/cmd -part lines
 
 .PHONY: simulate

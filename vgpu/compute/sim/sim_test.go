@@ -5,12 +5,15 @@ import (
 	"testing"
 )
 
-var seedCount = flag.Int("seeds", 2, "seeds for each of 2, 4 and 8 tenants")
+var (
+	seedCount = flag.Int("seeds", 2, "seeds for each of 2, 4 and 8 tenants")
+	firstSeed = flag.Uint64("seed", 0, "add to each seed")
+)
 
 func seeds() []uint64 {
 	var all []uint64
 	for i := range *seedCount {
-		all = append(all, uint64(1+i))
+		all = append(all, *firstSeed+uint64(1+i))
 	}
 	return all
 }
