@@ -22,7 +22,7 @@ func followSharing(o nodeOptions, of func() *agent.Agent, log *slog.Logger) *nvi
 		Log:  log,
 		Cards: func() (out []nvidiaconfig.Card) {
 			for _, c := range of().Cards() {
-				out = append(out, nvidiaconfig.Card{Index: c.Index, UUID: c.UUID, Model: c.Model, Major: c.ComputeMajor, MIG: c.MIGMode == "enabled"})
+				out = append(out, nvidiaconfig.Card{Index: c.Index, UUID: c.UUID, Model: c.Model, Major: c.ComputeMajor, MemoryMiB: c.MemoryMiB(), MIG: c.MIGMode == "enabled"})
 			}
 			return out
 		},

@@ -17,6 +17,8 @@ type Card struct {
 	UUID, Model string
 	// Major is the major number of its compute capability, 0 where it isn't known.
 	Major int
+	// MemoryMiB is what can be handed out of it, 0 where it isn't known.
+	MemoryMiB int64
 	// MIG is true where it is cut into instances.
 	MIG bool
 }
@@ -46,6 +48,9 @@ func (c Config) Apply(cards []Card) (sharing map[string]v1alpha1.Sharing, warnin
 			case e.mode == api.ModeMPS && card.Major > 0 && card.Major < volta && e.replicas > maxClientsBefore:
 				faults = append(faults, fmt.Errorf("%s.replicas: %d, and an MPS server on %s, a %s, takes %d clients at most", e.at, e.replicas, name, card.Model, maxClientsBefore))
 				continue
+			}
+			if each := card.MemoryMiB / int64(e.replicas); e.mode == api.ModeMPS && card.MemoryMiB > 0 && each < contextMiB {
+				warnings = append(warnings, fmt.Sprintf("%s: a replica of %s, a %s, has %d MiB, which may not hold the context of one process: programs that get one may fail at their start", e.at, name, card.Model, each))
 			}
 			said[card.UUID] = e.at
 			sharing[card.UUID] = v1alpha1.Sharing{Mode: string(e.mode), Replicas: int32(e.replicas), FailRequestsGreaterThanOne: e.one}

@@ -29,6 +29,8 @@ const (
 	// before.
 	maxClients, maxClientsBefore = 48, 16
 	volta                        = 7
+	// contextMiB is about what a process takes of a card for its context alone.
+	contextMiB = 512
 )
 
 // Config is a file that was read.

@@ -35,7 +35,7 @@ func words(sharing map[string]v1alpha1.Sharing) string {
 
 const slicing = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n"
 
-// node-5, node-20 and what NVIDIA's documentation shows.
+// node-20, node-23 and what NVIDIA's documentation shows.
 func TestWhatAFileSays(t *testing.T) {
 	for name, c := range map[string]struct {
 		file     string
@@ -60,24 +60,26 @@ sharing:
       devices: all
       replicas: 10
 `, want: "0=10×timeslice! 1=10×timeslice! 2=10×timeslice! 3=10×timeslice!"},
-		"MPS":                    {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", cards: node(1), want: "0=2×mps"},
-		"replicas by card":       {file: slicing + "    - {name: nvidia.com/gpu, devices: [0], replicas: 4}\n    - {name: nvidia.com/gpu, devices: [\"GPU-1\"], replicas: 2}\n", want: "0=4×timeslice 1=2×timeslice"},
-		"indexes as texts":       {file: slicing + "    - {name: nvidia.com/gpu, devices: [\"3\", \"1\"], replicas: 2}\n", want: "1=2×timeslice 3=2×timeslice"},
-		"the first cards":        {file: slicing + "    - {name: nvidia.com/gpu, devices: 2, replicas: 4}\n", want: "0=4×timeslice 1=4×timeslice"},
-		"both modes on a node":   {file: slicing + "    - {name: nvidia.com/gpu, devices: [0], replicas: 4}\n  mps:\n    resources: [{name: nvidia.com/gpu, devices: [1], replicas: 3}]\n", want: "0=4×timeslice 1=3×mps"},
-		"an empty file":          {file: "# nothing\n", fault: "it is empty"},
-		"nothing shared":         {file: "version: v1\n"},
-		"more than there are":    {file: slicing + "    - {name: nvidia.com/gpu, devices: 8, replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"the first 8 cards are meant, and the node has 1"}},
-		"cards of other nodes":   {file: slicing + "    - {name: nvidia.com/gpu, devices: [0, GPU-x], replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"the node has no card GPU-x"}},
-		"a card by both names":   {file: slicing + "    - {name: nvidia.com/gpu, devices: [0, GPU-0], replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"a card that the list names before"}},
-		"instances":              {file: slicing + "    - {name: nvidia.com/mig-1g.10gb, replicas: 4}\n    - {name: nvidia.com/gpu, devices: [\"0:1\", MIG-x, 1], replicas: 4}\n", want: "1=4×timeslice", warnings: []string{"instances aren't served", "0:1: instances", "MIG-x: instances"}},
-		"a card in MIG mode":     {file: slicing + "    - {name: nvidia.com/gpu, replicas: 4}\n", cards: []nvidiaconfig.Card{{UUID: "GPU-0", MIG: true}}, warnings: []string{"in MIG mode"}},
-		"another resource":       {file: slicing + "    - {name: nvidia.com/gpu-a100, replicas: 4}\n", warnings: []string{"carve.dev/card-models"}},
-		"what isn't honoured":    {file: "flags: {migStrategy: mixed, gdsEnabled: true, nvidiaDriverRoot: /run/nvidia/driver, plugin: {deviceListStrategy: [envvar]}, gfd: {oneshot: true}}\nresources: {gpus: [{pattern: '*', name: gpu}]}\nimex: {required: true}", warnings: []string{"flags.gdsEnabled: true", "flags.gfd", "flags.migStrategy: mixed: MIG isn't served", "CARVE_NODE_DRIVER_ROOT", "flags.plugin.deviceListStrategy", "resources.gpus", "imex"}},
-		"keys nobody knows":      {file: "colour: red\nflags: {speed: 1}\nsharing: {timeSlicing: {resource: []}, mig: {}}", warnings: []string{"colour: nothing is known", "flags.speed: nothing", "sharing.mig: nothing", "sharing.timeSlicing.resource: nothing"}},
-		"the same name":          {file: slicing + "    - {name: nvidia.com/gpu, rename: gpu, replicas: 4}\n", cards: node(1), want: "0=4×timeslice"},
-		"too many under MPS":     {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}", fault: "sharing.mps.resources[0].replicas: 49, and an MPS server takes 48 clients at most"},
-		"48 are not":             {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 48}]}}", cards: node(1), want: "0=48×mps"},
+		"MPS":                  {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", cards: node(1), want: "0=2×mps"},
+		"replicas by card":     {file: slicing + "    - {name: nvidia.com/gpu, devices: [0], replicas: 4}\n    - {name: nvidia.com/gpu, devices: [\"GPU-1\"], replicas: 2}\n", want: "0=4×timeslice 1=2×timeslice"},
+		"indexes as texts":     {file: slicing + "    - {name: nvidia.com/gpu, devices: [\"3\", \"1\"], replicas: 2}\n", want: "1=2×timeslice 3=2×timeslice"},
+		"the first cards":      {file: slicing + "    - {name: nvidia.com/gpu, devices: 2, replicas: 4}\n", want: "0=4×timeslice 1=4×timeslice"},
+		"both modes on a node": {file: slicing + "    - {name: nvidia.com/gpu, devices: [0], replicas: 4}\n  mps:\n    resources: [{name: nvidia.com/gpu, devices: [1], replicas: 3}]\n", want: "0=4×timeslice 1=3×mps"},
+		"an empty file":        {file: "# nothing\n", fault: "it is empty"},
+		"nothing shared":       {file: "version: v1\n"},
+		"more than there are":  {file: slicing + "    - {name: nvidia.com/gpu, devices: 8, replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"the first 8 cards are meant, and the node has 1"}},
+		"cards of other nodes": {file: slicing + "    - {name: nvidia.com/gpu, devices: [0, GPU-x], replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"the node has no card GPU-x"}},
+		"a card by both names": {file: slicing + "    - {name: nvidia.com/gpu, devices: [0, GPU-0], replicas: 4}\n", cards: node(1), want: "0=4×timeslice", warnings: []string{"a card that the list names before"}},
+		"instances":            {file: slicing + "    - {name: nvidia.com/mig-1g.10gb, replicas: 4}\n    - {name: nvidia.com/gpu, devices: [\"0:1\", MIG-x, 1], replicas: 4}\n", want: "1=4×timeslice", warnings: []string{"instances aren't served", "0:1: instances", "MIG-x: instances"}},
+		"a card in MIG mode":   {file: slicing + "    - {name: nvidia.com/gpu, replicas: 4}\n", cards: []nvidiaconfig.Card{{UUID: "GPU-0", MIG: true}}, warnings: []string{"in MIG mode"}},
+		"another resource":     {file: slicing + "    - {name: nvidia.com/gpu-a100, replicas: 4}\n", warnings: []string{"carve.dev/card-models"}},
+		"what isn't honoured":  {file: "flags: {migStrategy: mixed, gdsEnabled: true, nvidiaDriverRoot: /run/nvidia/driver, plugin: {deviceListStrategy: [envvar]}, gfd: {oneshot: true}}\nresources: {gpus: [{pattern: '*', name: gpu}]}\nimex: {required: true}", warnings: []string{"flags.gdsEnabled: true", "flags.gfd", "flags.migStrategy: mixed: MIG isn't served", "CARVE_NODE_DRIVER_ROOT", "flags.plugin.deviceListStrategy", "resources.gpus", "imex"}},
+		"keys nobody knows":    {file: "colour: red\nflags: {speed: 1}\nsharing: {timeSlicing: {resource: []}, mig: {}}", warnings: []string{"colour: nothing is known", "flags.speed: nothing", "sharing.mig: nothing", "sharing.timeSlicing.resource: nothing"}},
+		"the same name":        {file: slicing + "    - {name: nvidia.com/gpu, rename: gpu, replicas: 4}\n", cards: node(1), want: "0=4×timeslice"},
+		"too many under MPS":   {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}", fault: "sharing.mps.resources[0].replicas: 49, and an MPS server takes 48 clients at most"},
+		"48 are not":           {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 48}]}}", cards: node(1), want: "0=48×mps"},
+		"40 on a T4": {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 40}]}}", cards: []nvidiaconfig.Card{{UUID: "GPU-0", Model: "Tesla T4", Major: 7, MemoryMiB: 15000}},
+			want: "0=40×mps", warnings: []string{"a replica of card 0 (GPU-0), a Tesla T4, has 375 MiB, which may not hold the context of one process"}},
 		"17 on Pascal are":       {file: "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 17}]}}", cards: []nvidiaconfig.Card{{UUID: "GPU-0", Model: "Tesla P40", Major: 6}}, fault: "17, and an MPS server on card 0 (GPU-0), a Tesla P40, takes 16 clients at most"},
 		"a card twice":           {file: slicing + "    - {name: nvidia.com/gpu, replicas: 4}\n    - {name: nvidia.com/gpu, devices: [0], replicas: 2}\n", fault: "card 0 (GPU-0) has replicas by sharing.timeSlicing.resources[0] already"},
 		"in both modes":          {file: slicing + "    - {name: nvidia.com/gpu, replicas: 4}\n  mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}\n", fault: "sharing.mps.resources[0]: card 0 (GPU-0) has replicas by sharing.timeSlicing.resources[0] already"},

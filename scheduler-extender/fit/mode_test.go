@@ -89,6 +89,7 @@ func TestModesOfACard(t *testing.T) {
 	}
 }
 
+// node-18: two replicas for one container are of two cards, or refused.
 func TestReplicasOfSeveralCards(t *testing.T) {
 	replicated := func(mode api.Mode, one bool) fit.Card {
 		c := card(0)

@@ -9,7 +9,7 @@ import (
 	"github.com/carve-gpu/carve/api/v1alpha1"
 )
 
-// node-5: replicas of a card are counted, and what runs keeps what it has: more
+// node-23: replicas of a card are counted, and what runs keeps what it has: more
 // containers than a card has replicas now don't use up the slots of the others.
 func TestReplicasAreReportedAndCounted(t *testing.T) {
 	var slots atomic.Int64

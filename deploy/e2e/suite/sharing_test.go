@@ -145,7 +145,7 @@ func slicing(replicas map[int]int) string {
 	return s
 }
 
-// TestReplicasByCard: node-5. A node with NVIDIA's configuration, replicas by card: pods
+// TestReplicasByCard: node-23. A node with NVIDIA's configuration, replicas by card: pods
 // that ask for a card get replicas, one more waits with the reason, and the configuration
 // changes while they run.
 func TestReplicasByCard(t *testing.T) {
