@@ -55,7 +55,7 @@ type Pace struct {
 var Usual = Pace{
 	Look: 500 * time.Millisecond, Probe: 5 * time.Second, Answer: 10 * time.Second,
 	Begin: time.Minute, Quit: 10 * time.Second, Fault: 30 * time.Second,
-	Again: time.Second, AgainMost: time.Minute,
+	Again: time.Second, AgainMost: 15 * time.Second,
 }
 
 // Keeper supervises the daemons of all cards of a node.
