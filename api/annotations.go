@@ -171,6 +171,13 @@ func (r Request) Warnings() []string {
 	case r.Isolation == ModeMPS:
 		without("with isolation mps "+ResourceCores+" is always a cap, and MPS divides the rest", compute)
 	}
+	if r.Isolation == ModeExclusive {
+		for _, c := range r.Containers {
+			if c.MIG == nil && !c.Whole {
+				out = append(out, "container "+c.Name+": isolation exclusive gives a whole card, of all its memory and compute; what is asked for is the least that the card must have")
+			}
+		}
+	}
 	if r.Isolation == ModeMPS || r.Isolation == ModeTimeslice {
 		for _, c := range r.Containers {
 			if c.MIG == nil && c.MemMiB == 0 && c.MemPercent == 0 {

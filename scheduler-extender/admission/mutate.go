@@ -49,6 +49,7 @@ func Mutate(p *corev1.Pod, o Options) Change {
 	m := mutation{pod: p}
 	_, granted := p.Annotations[api.AnnotationGrant]
 	m.strip()
+	m.Warnings = append(m.Warnings, api.StrangeResources(specs(p))...)
 	request, err := api.ParseRequest(specs(p), p.Annotations)
 	if err != nil || request.Empty() {
 		return m.Change

@@ -208,6 +208,9 @@ func Explain(in Inputs) Report {
 	default:
 		r.bound(in, request, granted)
 	}
+	for _, s := range api.StrangeResources(cluster.ContainerSpecs(p)) {
+		r.Summary += " Mind " + s + "."
+	}
 	return r
 }
 
