@@ -235,7 +235,7 @@ func (r *running) enforce(k *kept, cards []Card, fresh bool) error {
 	r.mu.Unlock()
 	if fresh && len(cards) > 0 {
 		r.warn(k.Source, warnings)
-		r.say(false, fmt.Sprintf("NVIDIA's configuration %s is in force: %s", k.Source, summary(sharing, cards)))
+		r.say(false, fmt.Sprintf("NVIDIA's configuration %s is in force: %s%s", k.Source, summary(sharing, cards), idle(warnings)))
 	}
 	return nil
 }
@@ -404,6 +404,19 @@ func (r *running) remember(k *kept) {
 	if err != nil {
 		r.Log.Warn("NVIDIA's configuration can't be kept for the next start", "file", r.Keep, "error", err)
 	}
+}
+
+// idle names what of a file has no effect: a misspelt key is seen where the outcome is.
+func idle(warnings []string) string {
+	const most = 3
+	if len(warnings) == 0 {
+		return ""
+	}
+	text := "; without effect: " + strings.Join(warnings[:min(most, len(warnings))], "; ")
+	if more := len(warnings) - most; more > 0 {
+		text += fmt.Sprintf(" (and %d more in the agent's log)", more)
+	}
+	return text
 }
 
 // summary names the cards by what they are given as.

@@ -80,6 +80,7 @@ func (r *Report) bound(in Inputs, request api.Request, granted bool) {
 		return
 	}
 	r.Generation = g.Generation
+	r.replicas(request, g)
 	r.Slices, r.ReportsHidden = slicesOf(p, g, report), in.ReportsHidden
 	if report == nil {
 		why := "GPUNodes can't be read"
@@ -93,6 +94,17 @@ func (r *Report) bound(in Inputs, request api.Request, granted bool) {
 		}
 	}
 	r.judgeSlices(p)
+}
+
+// replicas puts right what was asked, for containers that asked for cards alone and got
+// replicas of them.
+func (r *Report) replicas(request api.Request, g api.Grant) {
+	for i, c := range request.Containers {
+		cards := g.Containers[c.Name]
+		if c.Whole && len(cards) > 0 && cards[0].MemMiB > 0 && i < len(r.Asks) {
+			r.Asks[i].Text = replicaText(c)
+		}
+	}
 }
 
 // limits says what holds shares to their memory; empty where no node has said.

@@ -22,12 +22,20 @@ func asks(r api.Request) []Ask {
 	for _, c := range r.Containers {
 		text := askText(c)
 		if c.Whole && (r.Isolation == api.ModeMPS || r.Isolation == api.ModeTimeslice) {
-			text = strings.Replace(text, "whole card", "replica of a card", 1)
-			text = strings.Replace(text, "of a cards", "of cards", 1)
+			text = replicaText(c)
 		}
 		out = append(out, Ask{c.Name, c.Kind.String(), text})
 	}
 	return out
+}
+
+// replicaText is what a container asks for that names cards alone, where those are given
+// in replicas.
+func replicaText(c api.ContainerRequest) string {
+	if c.Cards > 1 {
+		return fmt.Sprintf("%d replicas of cards", c.Cards)
+	}
+	return "1 replica of a card"
 }
 
 func askText(c api.ContainerRequest) string {
