@@ -113,7 +113,7 @@ CARVE_NODE_DRIVER_ROOT; the command line wins.`,
 	f.StringVar(&o.compute, "compute", string(agent.ComputeShares), "how the cards' compute is divided: shares; turns, which keeps guarantees of elastic shares more strictly and lets launches wait longer; off, nobody is limited")
 	f.StringVar(&o.nvidiaConfig, "nvidia-config", "", "configuration file of NVIDIA's device plugin, or a directory with several, of which the node's label "+api.LabelNVIDIAConfig+" names one (else default, config.yaml, or the only one): its sharing is served, and followed while it changes")
 	f.BoolVar(&o.softwareGPU, "software-gpu", false, "the driver root is the software GPU's: a test instrument, no card is used")
-	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, instead of stopping them so that they start again")
+	f.BoolVar(&o.keepUnadjusted, "keep-unadjusted", false, "only report containers that started while the hook was away and so have no card, or that lost their context with an MPS server and keep the card from the next one, instead of stopping them so that they start again")
 	f.StringVar(&o.pastExtender, "pods-past-extender", pastRefuse, "pods that carve's extender didn't place (a nodeName of their own, another scheduler): refuse, they get no card; or local, this node chooses the cards")
 	f.StringVar(&o.startedFile, "started-file", "", "file to make once this process serves, or stands by for an older one of this node that may now end; for a startup probe")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")

@@ -57,7 +57,8 @@ type Config struct {
 	// GPUNode doesn't say.
 	SlotsPerCard int
 	// StopUnadjusted stops containers that should have a card and were started
-	// without the hook, so that the kubelet starts them again; without it they
+	// without the hook, and those that lost their context with a card's MPS server and
+	// keep it from the next one, so that the kubelet starts them again; without it they
 	// are only reported.
 	StopUnadjusted bool
 	// Layers hold memory limits beside the library, strongest first.
@@ -84,6 +85,8 @@ type Config struct {
 
 	// step, in tests, is called before and after each durable step.
 	step func(name string)
+	// grace, in tests, is another lostGrace.
+	grace time.Duration
 }
 
 // Agent is the life of the slices of one node. All its methods may be called
@@ -121,8 +124,9 @@ type Agent struct {
 
 	privileged namespaces
 
-	// holdMu is held while a container's limits are put in force.
-	holdMu sync.Mutex
+	// holdMu is held while a container's limits are put in force, mpsMu while the cards'
+	// MPS daemons are looked at.
+	holdMu, mpsMu sync.Mutex
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have

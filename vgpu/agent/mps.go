@@ -48,6 +48,10 @@ type mpsCard struct {
 	state  mps.State
 	// fault says why the state can't be read.
 	fault string
+	// lost is since when its daemon has been down with a keeper at work, zero while it
+	// isn't. owed are those that were stopped for it: they hear when it serves.
+	lost time.Time
+	owed []affected
 }
 
 // fronted reports whether containers with cards of a mode have the front libraries and
@@ -171,6 +175,8 @@ type affected struct {
 
 // lookAtMPS brings the wishes up to date, reads what is, and tells whom it concerns.
 func (a *Agent) lookAtMPS() {
+	a.mpsMu.Lock()
+	defer a.mpsMu.Unlock()
 	dir := a.mpsDir()
 	a.mu.Lock()
 	want := a.mpsWanted()
@@ -207,6 +213,7 @@ func (a *Agent) lookAtMPS() {
 	for uuid, c := range now.cards {
 		was := before.cards[uuid]
 		name := a.cardName(uuid)
+		c.lost, c.owed = lostSince(was, c, now.unserved, time.Now()), was.owed
 		if was.state.Ready && !c.state.Ready && c.wanted {
 			for _, w := range a.clients(uuid, 0) {
 				tell = append(tell, told{w, reasonMPSDown, fmt.Sprintf(
@@ -222,6 +229,14 @@ func (a *Agent) lookAtMPS() {
 			}
 			now.epochs[uuid] = c.state.Epoch
 		}
+		if c.state.Ready {
+			for _, w := range c.owed {
+				tell = append(tell, told{w, reasonMPSRestarted, fmt.Sprintf(
+					"card %s: its MPS daemon serves again, and container %s, which was stopped for it, can start", name, w.container)})
+			}
+			c.owed = nil
+		}
+		now.cards[uuid] = c
 	}
 	remember := !maps.Equal(now.epochs, before.epochs)
 	changed := now.unserved != before.unserved || !maps.EqualFunc(now.cards, before.cards, mpsCard.same)
@@ -239,6 +254,17 @@ func (a *Agent) lookAtMPS() {
 	}
 	if changed {
 		a.report()
+	}
+	for uuid, c := range now.cards {
+		if c.lost.IsZero() || time.Since(c.lost) < a.lostGrace() {
+			continue
+		}
+		if stopped := a.stopLost(uuid); stopped != nil {
+			a.mu.Lock()
+			c.owed = append(slices.Clone(c.owed), stopped...)
+			a.mps.cards[uuid] = c
+			a.mu.Unlock()
+		}
 	}
 }
 

@@ -354,3 +354,65 @@ func TestLimitsThatNeedNoClientAllowMore(t *testing.T) {
 		}
 	}
 }
+
+// node-21: a program that outlives its server keeps the card from the next one. It is
+// stopped, and no other program is.
+func TestAProgramThatKeepsItsCardFromTheNextServerIsStopped(t *testing.T) {
+	for name, may := range map[string]bool{"stopped": true, "kept": false} {
+		t.Run(name, func(t *testing.T) {
+			n := startNode(t, func(c *Config) { c.StopUnadjusted, c.grace = may, time.Millisecond })
+			k := withKeeper(n)
+			n.link()
+			for uid, mode := range map[string]api.Mode{"idle": api.ModeMPS, "none": api.ModeMPS} {
+				n.api.setPod(podWith(t, uid, grantOf(uid, 1, modeShare(cardA, 1000, 10, mode))))
+			}
+			n.api.setPod(podWith(t, "other", grantOf("other", 1, map[string][]api.CardGrant{"app": shareOf(cardB, 1000, 0)})))
+			k.wanted(cardA, true)
+			k.says(cardA, serving(1))
+			box := map[string]*boxed{}
+			for _, uid := range []string{"idle", "none", "other"} {
+				eventually(t, uid+" is prepared", func() bool { return n.prepared(uid, "app") })
+				box[uid] = n.runBox(uid, "app")
+			}
+			n.cards.mu.Lock()
+			n.cards.processes = []gpu.Process{{PID: box["idle"].cmd.Process.Pid}}
+			n.cards.mu.Unlock()
+			n.lookAtMPS()
+			n.lookAtMPS()
+			if strings.Contains(n.api.said(), reasonMPSStopped) {
+				t.Fatal("one was stopped while its daemon serves")
+			}
+			// With no keeper at work nothing would be gained.
+			k.lock.Close()
+			k.says(cardA, down(1, "the MPS daemon (process 77) has ended: signal: killed"))
+			n.lookAtMPS()
+			n.lookAtMPS()
+			if strings.Contains(n.api.said(), reasonMPSStopped) {
+				t.Fatal("one was stopped for a keeper that isn't there")
+			}
+			k.begin()
+			eventually(t, "the pod is told why", func() bool {
+				return strings.Contains(n.api.said(), "pod-idle MPSContextLost: container app lost its context with the MPS server of card 0 ("+cardA+")")
+			})
+			if may {
+				eventually(t, "it is stopped", box["idle"].dead)
+				n.gone(box["idle"])
+			}
+			n.lookAtMPS()
+			n.lookAtMPS()
+			if !may && box["idle"].dead() || box["none"].dead() || box["other"].dead() {
+				t.Error("one was stopped that shouldn't be")
+			}
+			k.says(cardA, serving(2))
+			if may {
+				eventually(t, "it hears that it can start", func() bool {
+					return strings.Contains(n.api.said(), "pod-idle MPSRestarted: card 0 ("+cardA+"): its MPS daemon serves again")
+				})
+			}
+			eventually(t, "those that run hear it, too", func() bool { return strings.Contains(n.api.said(), "pod-none MPSRestarted: ") })
+			if said := n.api.said(); strings.Count(said, reasonMPSStopped) != 1 || strings.Contains(said, "pod-idle MPSContextLost") && strings.Contains(said, "it is stopped") != may {
+				t.Errorf("told:\n%s", said)
+			}
+		})
+	}
+}
