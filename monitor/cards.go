@@ -26,6 +26,7 @@ var (
 	cardPower      = cardDesc("power_watts", "Power that the card draws.")
 	cardTemp       = cardDesc("temperature_celsius", "Temperature of the card's chip.")
 	cardLayer      = prometheus.NewDesc("carve_card_limit_layer", "1 for each layer that holds memory limits on the card: dmem, guard, library.", append(slices.Clone(cardLabels), "layer"), nil)
+	cardMPS        = cardDesc("mps_ready", "1 while the card's MPS daemon serves or is started for the first time, 0 while it serves nobody and all pods of the card stand still; only of cards that have one, or should.")
 	cardSampleTime = cardDesc("sample_timestamp_seconds", "When the card's memory was read.")
 )
 
@@ -34,7 +35,7 @@ var (
 type cardCollector struct{ *cached }
 
 func (cardCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardContext, cardLayer, cardProcesses, cardBusy, cardPower, cardTemp, cardSampleTime} {
+	for _, d := range []*prometheus.Desc{cardHealthy, cardTotal, cardReserved, cardUsed, cardGranted, cardCores, cardContext, cardLayer, cardMPS, cardProcesses, cardBusy, cardPower, cardTemp, cardSampleTime} {
 		ch <- d
 	}
 }
@@ -49,6 +50,9 @@ func (c cardCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, cardCores, float64(card.GrantedCores)/100, labels...)
 		for _, layer := range card.Layers {
 			gauge(ch, cardLayer, 1, append(slices.Clone(labels), layer)...)
+		}
+		if card.MPS {
+			gauge(ch, cardMPS, oneIf(card.MPSFault == ""), labels...)
 		}
 		if card.ContextBytes != 0 {
 			gauge(ch, cardContext, float64(card.ContextBytes), labels...)

@@ -53,9 +53,10 @@ func testView() View {
 		Version: "v1", DriverVersion: "550.90.07", Software: true, LinkedSince: time.Unix(1700000000, 0), KubeletConnected: true,
 		Unadjusted: 1, Refused: 2, Records: 3, Enforcement: "advisory",
 		Cards: []Card{
-			{Card: card(0, "GPU-a", "NVIDIA A100-SXM4-80GB"), GrantedBytes: 24000 << 20, GrantedCores: 80, ContextBytes: 304 << 20, Layers: []string{"dmem", "library"},
+			{Card: card(0, "GPU-a", "NVIDIA A100-SXM4-80GB"), GrantedBytes: 24000 << 20, GrantedCores: 80, ContextBytes: 304 << 20, Layers: []string{"dmem", "library"}, MPS: true,
 				Sample: gpu.Sample{At: time.Unix(1700000100, 5e8), UsedBytes: 3 << 30, Processes: make([]gpu.Process, 4), Load: gpu.Load{UtilizationRatio: &busy, PowerWatts: &watts}}},
-			{Card: card(1, "GPU-b", "NVIDIA A30"), Fault: "GPU is lost"},
+			{Card: card(1, "GPU-b", "NVIDIA A30"), Fault: "GPU is lost", MPS: true, MPSFault: "it has ended"},
+			{Card: card(2, "GPU-c", "NVIDIA A30"), Fault: "GPU is lost"},
 		},
 		Slices: []Slice{
 			{Namespace: "team", Pod: "one", Container: "app", Card: "GPU-a", Mode: "vgpu", Active: true,

@@ -44,9 +44,11 @@ type Card struct {
 	// Layers hold memory limits on it, strongest first.
 	Layers []string
 	// SharingMode and Replicas are what NVIDIA's configuration says of it, empty and 0
-	// for nothing; MPSFault is why its MPS daemon serves nobody new.
+	// for nothing; MPS says that an MPS daemon is wanted for it, or hasn't let go of it,
+	// MPSFault why it serves nobody new.
 	SharingMode string
 	Replicas    int
+	MPS         bool
 	MPSFault    string
 	// ContextBytes is what a context costs there, 0 where nobody has shown it yet.
 	ContextBytes uint64

@@ -155,7 +155,15 @@ func (s localSource) condition() *doctor.Agent {
 		held[sl.Card][sl.PodUID+"/"+sl.Container] = true
 	}
 	for _, c := range v.Cards {
+		var mps *doctor.MPS
+		if c.MPS != nil {
+			mps = &doctor.MPS{Fault: c.MPS.Reason}
+			if c.MPS.Since != nil {
+				mps.Since = c.MPS.Since.Time
+			}
+		}
 		out.Cards = append(out.Cards, doctor.Card{
+			MPS:  mps,
 			UUID: c.UUID, Index: c.Index, MIGMode: c.MIGMode, Persistence: c.Persistence, Fault: c.Fault, ComputeFault: c.ComputeFault,
 			MemoryMiB: c.MemoryMiB(), GrantedMiB: c.GrantedMiB, GrantedCores: c.GrantedCores, Slices: len(held[c.UUID]),
 		})

@@ -335,7 +335,7 @@ func (n *node) View() monitor.View {
 			mpsFault = c.MPS.Reason
 		}
 		out.Cards = append(out.Cards, monitor.Card{
-			SharingMode: mode, Replicas: replicas, MPSFault: mpsFault,
+			SharingMode: mode, Replicas: replicas, MPS: c.MPS != nil, MPSFault: mpsFault,
 			Card: c.Card, Sample: c.Sample, Fault: c.Fault,
 			GrantedBytes: uint64(c.GrantedMiB) << 20, GrantedCores: c.GrantedCores, ContextBytes: c.ContextBytes, Layers: c.Layers,
 		})

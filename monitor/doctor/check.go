@@ -25,7 +25,7 @@ func Check(f Facts) []api.Finding {
 	var out []api.Finding
 	for _, check := range []func(Facts) []api.Finding{
 		agent, nri, defaultRuntime, toolkitEnv, toolkitNRI, cdi, driver, software, devices, persistence, mig,
-		cgroup, limits, compute, runDir, kubelet, slots, sharing, journal, unadjusted, library, clock,
+		cgroup, limits, compute, runDir, kubelet, slots, sharing, mps, journal, unadjusted, library, clock,
 	} {
 		for _, found := range check(f) {
 			if found.Where == "" {
@@ -397,6 +397,32 @@ func sharing(f Facts) []api.Finding {
 			"whoever wrote that expects it", "take it out of the file; README says what to write instead")
 	}
 	return ok(check, s.Source, "NVIDIA's configuration is in force")
+}
+
+// mps tells of the cards that are given in mode mps; where none is there is nothing to
+// tell.
+func mps(f Facts) []api.Finding {
+	const check = "mps"
+	var out []api.Finding
+	var well []string
+	for _, c := range cardsOf(f) {
+		switch {
+		case c.MPS == nil:
+		case c.MPS.Fault == "":
+			well = append(well, strconv.Itoa(c.Index))
+		default:
+			since := ""
+			if !c.MPS.Since.IsZero() {
+				since = " since " + c.MPS.Since.UTC().Format(time.RFC3339)
+			}
+			out = append(out, fail(check, fmt.Sprintf("card %d (%s)", c.Index, c.UUID), "its MPS daemon doesn't serve"+since+": "+c.MPS.Fault,
+				api.MPSDownMeans, api.MendMPS(f.Node))...)
+		}
+	}
+	if well != nil {
+		out = append(out, ok(check, "card "+strings.Join(well, ", "), "its MPS daemon serves, or is started for the first time")...)
+	}
+	return out
 }
 
 func slots(f Facts) []api.Finding {

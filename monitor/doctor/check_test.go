@@ -66,6 +66,9 @@ var faults = []struct {
 	{"an agent that doesn't find the driver's pids", func(f *Facts) {
 		f.Agent.Cards[0].ComputeFault = "the driver names the card's processes by pids that the agent doesn't find: it has to see the node's (hostPID: true)"
 	}, "compute", api.LevelWarn, []string{"card 0", "doesn't find", "by turns", "run the agent with hostPID"}},
+	{"an MPS daemon that is down", func(f *Facts) {
+		f.Agent.Cards[0].MPS = &MPS{Fault: "no `carve mps` runs on this node", Since: time.Unix(1700000000, 0)}
+	}, "mps", api.LevelFail, []string{"2023-11-14T22:13:20Z", "no `carve mps` runs", "kubectl apply -k deploy/manifests/mps", "carve-mps", "spec.nodeName=n1"}},
 	{"grants refused", func(f *Facts) { f.Agent.Refused = 2 }, "agent", api.LevelWarn, []string{"2 pod(s)"}},
 	{"NRI switched off in containerd 1.7", func(f *Facts) {
 		f.Runtime.NRI, f.Runtime.ConfigVersion, f.Agent.LinkedSince = "off", 2, time.Time{}

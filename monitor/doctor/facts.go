@@ -81,6 +81,16 @@ type Card struct {
 	GrantedCores int
 	// Slices are the containers that hold a share of it.
 	Slices int
+	// MPS is how its MPS daemon stands, nil where none is wanted.
+	MPS *MPS
+}
+
+// MPS is a card's MPS daemon.
+type MPS struct {
+	// Fault says why it serves nobody, empty if it does, and Since when that began,
+	// zero if that isn't known.
+	Fault string
+	Since time.Time
 }
 
 // Runtime is the container runtime.

@@ -241,6 +241,10 @@ var faults = []struct {
 	{"a card is lost", func(_ *testing.T, f *Facts) {
 		f.Reports[0].Status.Cards[0].Health = v1alpha1.Health{State: v1alpha1.Lost, Reason: "fell off"}
 	}, "node", api.LevelWarn, []string{"GPU-a", "lost", "fell off"}},
+	{"an MPS daemon is down", func(_ *testing.T, f *Facts) {
+		since := metav1.NewTime(now)
+		f.Reports[0].Status.Cards[0].MPS = &v1alpha1.MPS{Reason: "its server has ended", Since: &since}
+	}, "mps", api.LevelFail, []string{"GPU-a", "its server has ended", "since 2026-11-30T12:00:00Z", "carve-mps"}},
 	{"unadjusted containers", func(_ *testing.T, f *Facts) { f.Reports[0].Status.UnadjustedContainers = 2 }, "node", api.LevelWarn, []string{"2 container(s)"}},
 	{"no slots", func(_ *testing.T, f *Facts) { delete(f.Nodes[0].Status.Allocatable, api.ResourceGPU) }, "node", api.LevelFail, []string{"nvidia.com/gpu"}},
 	{"somebody else's slots", func(_ *testing.T, f *Facts) {

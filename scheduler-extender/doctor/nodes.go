@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -88,6 +89,14 @@ func node(f Facts, n corev1.Node, agents []corev1.Pod, r v1alpha1.GPUNode) []api
 		memory += c.MemoryMiB
 		if c.Health.State != v1alpha1.Healthy {
 			out = append(out, warn(check, fmt.Sprintf("%s, card %d (%s)", where, c.Index, c.UUID), "it is "+c.Health.State+": "+c.Health.Reason, "it takes no new slices; the node's other cards do", onNode)...)
+		}
+		if c.MPS != nil && !c.MPS.Ready {
+			since := ""
+			if c.MPS.Since != nil {
+				since = " since " + c.MPS.Since.UTC().Format(time.RFC3339)
+			}
+			out = append(out, fail("mps", fmt.Sprintf("%s, card %d (%s)", where, c.Index, c.UUID), "its MPS daemon doesn't serve"+since+": "+c.MPS.Reason,
+				api.MPSDownMeans, api.MendMPS(n.Name))...)
 		}
 	}
 	if n := r.Status.UnadjustedContainers; n > 0 {

@@ -48,10 +48,10 @@ type mpsCard struct {
 	state  mps.State
 	// fault says why the state can't be read.
 	fault string
-	// lost is since when its daemon has been down with a keeper at work, zero while it
-	// isn't. owed are those that were stopped for it: they hear when it serves.
-	lost time.Time
-	owed []affected
+	// down is since when it doesn't serve, lost since when with a keeper at work, both
+	// zero while it does. owed are those that were stopped for it: they hear when it serves.
+	down, lost time.Time
+	owed       []affected
 }
 
 // fronted reports whether containers with cards of a mode have the front libraries and
@@ -213,6 +213,7 @@ func (a *Agent) lookAtMPS() {
 	for uuid, c := range now.cards {
 		was := before.cards[uuid]
 		name := a.cardName(uuid)
+		c.down = downSince(was, c, now.unserved, time.Now())
 		c.lost, c.owed = lostSince(was, c, now.unserved, time.Now()), was.owed
 		if was.state.Ready && !c.state.Ready && c.wanted {
 			for _, w := range a.clients(uuid, 0) {
@@ -355,16 +356,38 @@ func (a *Agent) mpsOf(uuid string) *v1alpha1.MPS {
 	if !ok || !c.wanted && c.state.Idle() && c.state.Error == "" {
 		return nil
 	}
-	out := &v1alpha1.MPS{Reason: orElse(c.fault, orElse(c.state.Error, a.mps.unserved))}
+	out := &v1alpha1.MPS{Reason: c.reason(a.mps.unserved)}
 	if len(out.Reason) > maxRefusal {
 		out.Reason = out.Reason[:maxRefusal]
 	}
 	// While it is being started for the first time it takes slices: they wait.
 	out.Ready = out.Reason == ""
-	if !c.state.Since.IsZero() {
+	switch {
+	case !c.down.IsZero():
+		out.Since = seconds(c.down)
+	case !c.state.Since.IsZero():
 		out.Since = seconds(c.state.Since)
 	}
 	return out
+}
+
+// reason says why a card's daemon doesn't serve, "" if it does or is about to.
+func (c mpsCard) reason(unserved string) string {
+	return orElse(c.fault, orElse(c.state.Error, unserved))
+}
+
+// downSince is since when a card's daemon hasn't served, whatever the reason became
+// meanwhile. Of what was so before this process began only the keeper can tell.
+func downSince(was, is mpsCard, unserved string, now time.Time) time.Time {
+	switch {
+	case is.reason(unserved) == "":
+		return time.Time{}
+	case !was.down.IsZero():
+		return was.down
+	case was.state.Since.IsZero() && !is.state.Ready && !is.state.Since.IsZero():
+		return is.state.Since
+	}
+	return now
 }
 
 // mpsFault says in a sentence what is wrong with the daemon of a container that runs.

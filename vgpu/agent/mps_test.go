@@ -264,6 +264,40 @@ func TestACardIsFreeOfMPSBeforeOthersUseIt(t *testing.T) {
 	}
 }
 
+// An outage is as old as its first cause.
+func TestSinceWhenADaemonIsDown(t *testing.T) {
+	at := func(s int64) time.Time { return time.Unix(1700000000+s, 0) }
+	is := func(down int64, s mps.State) mpsCard {
+		c := mpsCard{wanted: true, state: s}
+		if down != 0 {
+			c.down = at(down)
+		}
+		return c
+	}
+	bad := mps.State{Epoch: 1, Error: "x", Since: at(5)}
+	ready := mps.State{Epoch: 1, Ready: true, Since: at(1)}
+	for name, c := range map[string]struct {
+		was, is  mpsCard
+		unserved string
+		want     time.Time
+	}{
+		"it serves":                        {is(3, bad), is(0, ready), "", time.Time{}},
+		"it is being started":              {mpsCard{}, is(0, mps.State{}), "", time.Time{}},
+		"it has just ended":                {is(0, ready), is(0, bad), "", at(9)},
+		"another error, the same outage":   {is(3, bad), is(0, bad), "", at(3)},
+		"it was down before this process":  {mpsCard{}, is(0, bad), "", at(5)},
+		"the keeper is gone":               {is(0, ready), is(0, ready), "no keeper", at(9)},
+		"the keeper is gone, as we begin":  {mpsCard{}, is(0, ready), "no keeper", at(9)},
+		"the keeper was never there":       {mpsCard{}, is(0, mps.State{}), "no keeper", at(9)},
+		"a keeper that comes back to it":   {is(3, ready), is(0, bad), "", at(3)},
+		"what it says can't be read, then": {is(0, ready), mpsCard{fault: "x"}, "", at(9)},
+	} {
+		if got := downSince(c.was, c.is, c.unserved, at(9)); !got.Equal(c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
 func TestASliceOfTimeHasTheDriverAsItIs(t *testing.T) {
 	n := startNode(t)
 	n.link()

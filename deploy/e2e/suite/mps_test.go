@@ -321,15 +321,21 @@ func TestCardInModeMPS(t *testing.T) {
 		})
 	}
 	t.Run("a program that outlives its server is stopped", func(t *testing.T) {
+		p := modePod("c", api.ModeMPS, share{"gpumem": "4000"})
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		create(t, p)
+		if g := grant(t, running(t, "c")).Containers["app"][0]; g.Card != card {
+			t.Fatalf("granted %+v", g)
+		}
 		before := keeperOf(t.Context(), t, card)
-		idle := allocateAndHold(t, "a", "app", 500*mib)
+		idle := allocateAndHold(t, "c", "app", 500*mib)
 		if _, err := cluster.Lab.Output(t.Context(), "kill", "-9", strconv.Itoa(before.Servers[0].PID)); err != nil {
 			t.Fatal(err)
 		}
 		killed := time.Now()
 		eventually(t, "its container to start again, and MPS to serve", func(ctx context.Context) string {
-			s, n := keeperOf(ctx, t, card), get(ctx, t, "a").Status.ContainerStatuses[0].RestartCount
-			if told, _ := toldOf(ctx, t, "a", "MPSContextLost"); n == 0 || !s.Ready || s.Epoch <= before.Epoch || told == 0 {
+			s, n := keeperOf(ctx, t, card), get(ctx, t, "c").Status.ContainerStatuses[0].RestartCount
+			if told, _ := toldOf(ctx, t, "c", "MPSContextLost"); n == 0 || !s.Ready || s.Epoch <= before.Epoch || told == 0 {
 				return fmt.Sprintf("%d restarts, told %d times, the keeper says %+v", n, told, s)
 			}
 			return ""
@@ -337,14 +343,15 @@ func TestCardInModeMPS(t *testing.T) {
 		t.Logf("served again after %.0f s", time.Since(killed).Seconds())
 		_ = idle.stdin.Close()
 		_ = idle.cmd.Wait()
-		running(t, "a")
-		wantShare(t, "a", "app", 8000)
-		if n := get(t.Context(), t, "b").Status.ContainerStatuses[0].RestartCount; n != 0 {
-			t.Errorf("its neighbour, which had nothing on the card, was started again %d times", n)
+		running(t, "c")
+		wantShare(t, "c", "app", 4000)
+		if s := get(t.Context(), t, "b").Status.ContainerStatuses[0].State; s.Running == nil {
+			t.Errorf("its neighbour, which had nothing on the card, was stopped, too: %+v", s)
 		}
-		if _, text := toldOf(t.Context(), t, "a", "MPSRestarted"); !strings.Contains(text, "serves") {
+		if _, text := toldOf(t.Context(), t, "c", "MPSRestarted"); !strings.Contains(text, "serves") {
 			t.Errorf("told: %s", text)
 		}
+		remove(t, "c")
 	})
 	t.Run("a share waits until MPS has let go of the card", func(t *testing.T) {
 		remove(t, "a")
