@@ -22,6 +22,7 @@ import (
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/vgpu/compute/loop"
 	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/mps"
 )
 
 // Hardware is what the agent needs of the driver; nvml.Driver has it.
@@ -33,6 +34,8 @@ type Hardware interface {
 	// Utilization is how much of a card's time each process had in the period after
 	// since, an earlier answer's At.
 	Utilization(uuid string, since uint64) (gpu.Utilization, error)
+	// ComputeModes are for cards that a keeper of MPS left behind.
+	mps.ComputeModes
 }
 
 // Config is what an Agent is made of.
@@ -127,6 +130,8 @@ type Agent struct {
 	// holdMu is held while a container's limits are put in force, mpsMu while the cards'
 	// MPS daemons are looked at.
 	holdMu, mpsMu sync.Mutex
+	// releaseNext is when cards that a keeper left are tried again. It belongs to mpsMu.
+	releaseNext time.Time
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have

@@ -72,6 +72,26 @@ type twoCards struct {
 	processes []gpu.Process
 	samples   int
 	sick      string // a card that can't be sampled
+	modes     map[string]gpu.ComputeMode
+}
+
+func (c *twoCards) ComputeMode(uuid string) (gpu.ComputeMode, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if mode := c.modes[uuid]; mode != "" {
+		return mode, nil
+	}
+	return gpu.ComputeDefault, nil
+}
+
+func (c *twoCards) SetComputeMode(uuid string, mode gpu.ComputeMode) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.modes == nil {
+		c.modes = map[string]gpu.ComputeMode{}
+	}
+	c.modes[uuid] = mode
+	return nil
 }
 
 func (c *twoCards) Inventory() (gpu.Inventory, error) {

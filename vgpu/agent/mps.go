@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -26,6 +27,9 @@ import (
 // mpsEvery is how often the keeper's files are looked at.
 const mpsEvery = 500 * time.Millisecond
 
+// releaseEvery is how long a card that can't be given back is left alone.
+const releaseEvery = 10 * time.Second
+
 // Reasons of events on pods.
 const (
 	reasonMPSDown      = "MPSDown"
@@ -36,7 +40,9 @@ const (
 type mpsState struct {
 	// unserved says in a sentence why this node keeps no daemons, "" if it does.
 	unserved string
-	cards    map[string]mpsCard
+	// kept says that a keeper runs.
+	kept  bool
+	cards map[string]mpsCard
 	// epochs are those that clients were served in last, by card. They are remembered
 	// over a restart, in which a daemon may be started again.
 	epochs map[string]uint64
@@ -139,7 +145,7 @@ func (a *Agent) mpsConfigured(c gpu.Card) bool {
 func (a *Agent) readMPS() mpsState {
 	dir := a.mpsDir()
 	s := mpsState{cards: map[string]mpsCard{}}
-	if !dir.KeeperRuns() {
+	if s.kept = dir.KeeperRuns(); !s.kept {
 		s.unserved = "no `carve mps` runs on this node, which keeps the daemons of MPS (kubectl apply -k deploy/manifests/mps)"
 	} else if err := a.Root.MPSPrograms(); err != nil {
 		s.unserved = err.Error()
@@ -203,6 +209,9 @@ func (a *Agent) lookAtMPS() {
 		}
 	}
 	now := a.readMPS()
+	if !now.kept && sure && a.releaseCards(now, want) {
+		now = a.readMPS()
+	}
 	now.epochs = maps.Clone(before.epochs)
 	type told struct {
 		to              affected
@@ -267,6 +276,33 @@ func (a *Agent) lookAtMPS() {
 			a.mu.Unlock()
 		}
 	}
+}
+
+// releaseCards gives back the cards that a keeper left which isn't there any more, those
+// that nobody wants in mode mps: they would be held to one process for ever. It reports
+// whether it did so with any. a.mpsMu is held.
+func (a *Agent) releaseCards(now mpsState, want map[string]bool) (any bool) {
+	a.mu.Lock()
+	door, uuids := a.hardware.door, a.hardware.cards()
+	a.mu.Unlock()
+	for uuid, c := range now.cards {
+		_, here := uuids[uuid]
+		if want[uuid] || c.wanted || c.fault != "" || c.state.Idle() && c.state.Error == "" || door == nil || !here || time.Now().Before(a.releaseNext) {
+			continue
+		}
+		err := mps.Release(context.Background(), mps.Config{
+			Dir: a.mpsDir(), Root: a.Root, Log: a.Log, OpenModes: func() (mps.ComputeModes, error) { return door, nil },
+		}, uuid)
+		switch {
+		case err == nil:
+			a.Log.Info("gave a card back that a keeper of MPS had left", "card", uuid)
+			any = true
+		case !errors.Is(err, mps.ErrKept):
+			a.Log.Error("a card that a keeper of MPS left can't be given back; trying again", "error", err)
+			a.releaseNext = time.Now().Add(releaseEvery)
+		}
+	}
+	return any
 }
 
 func (c mpsCard) same(d mpsCard) bool {

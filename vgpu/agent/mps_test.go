@@ -298,6 +298,53 @@ func TestSinceWhenADaemonIsDown(t *testing.T) {
 	}
 }
 
+// A keeper that is taken off while the card has a tenant leaves it held to one process.
+// When the tenant has gone, the agent gives it back, and not before.
+func TestACardThatAKeeperLeftIsGivenBack(t *testing.T) {
+	n := startNode(t)
+	k := withKeeper(n)
+	n.link()
+	n.api.setPod(podWith(t, "u", grantOf("u", 1, modeShare(cardA, 8000, 30, api.ModeMPS))))
+	k.wanted(cardA, true)
+	k.says(cardA, serving(3))
+	eventually(t, "it is prepared", func() bool { return n.prepared("u", "app") })
+	n.Adjusted(RuntimeContainer{ID: "c", PodUID: "u", Name: "app", Adjusted: true})
+	if err := n.cards.SetComputeMode(cardA, gpu.ComputeExclusiveProcess); err != nil {
+		t.Fatal(err)
+	}
+	mode := func() gpu.ComputeMode { m, _ := n.cards.ComputeMode(cardA); return m }
+	// While there is a keeper it is the keeper's.
+	k.says(cardB, mps.State{Epoch: 1, Exclusive: true})
+	if err := n.cards.SetComputeMode(cardB, gpu.ComputeProhibited); err != nil {
+		t.Fatal(err)
+	}
+	n.lookAtMPS()
+	n.lookAtMPS()
+	if m, _ := n.cards.ComputeMode(cardB); m != gpu.ComputeProhibited {
+		t.Error("the agent set a compute mode beside a keeper")
+	}
+	k.lock.Close()
+	k.says(cardA, down(3, "the MPS daemon (process 77) has ended: signal: killed"))
+	eventually(t, "the card without a tenant is given back", func() bool { m, _ := n.cards.ComputeMode(cardB); return m == gpu.ComputeDefault })
+	eventually(t, "the report says that nobody keeps the other", func() bool {
+		m := k.card(cardA).MPS
+		return m != nil && !m.Ready && m.Since != nil && k.card(cardB).MPS == nil
+	})
+	n.lookAtMPS()
+	if mode() != gpu.ComputeExclusiveProcess {
+		t.Fatal("a card with a tenant in mode mps is given to everybody: what runs there would have no limits")
+	}
+	n.Exited("c")
+	n.api.deletePod("u")
+	eventually(t, "it is given back", func() bool {
+		s, err := n.mpsDir().State(cardA)
+		return err == nil && s.Idle() && s.Error == "" && mode() == gpu.ComputeDefault
+	})
+	eventually(t, "the report says nothing of MPS any more", func() bool { return k.card(cardA).MPS == nil })
+	n.api.setPod(podWith(t, "share", grantOf("share", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 1000, 0)})))
+	eventually(t, "others may use it", func() bool { return n.prepared("share", "app") })
+}
+
 func TestASliceOfTimeHasTheDriverAsItIs(t *testing.T) {
 	n := startNode(t)
 	n.link()

@@ -59,7 +59,7 @@ func withMPS(t *testing.T) {
 			out, err := cluster.Lab.Kubectl(context.Background(), "-n", api.Namespace, "logs", "-l", "app.kubernetes.io/name=carve-mps", "--tail=60")
 			t.Logf("the keeper (%v):\n%s", err, out)
 		}
-		if _, err := cluster.Lab.Kubectl(context.Background(), "delete", "-k", "/opt/carve-deploy/manifests/mps", "--wait=true"); err != nil {
+		if _, err := cluster.Lab.Kubectl(context.Background(), "delete", "-k", "/opt/carve-deploy/manifests/mps", "--wait=true", "--ignore-not-found"); err != nil {
 			t.Error(err)
 		}
 		eventually(t, "the node to serve no MPS any more", func(ctx context.Context) string {
@@ -384,4 +384,44 @@ func TestCardInModeMPS(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKeeperIsTakenOffUnderATenant removes the keeper for good: the card is nobody's
+// while its tenant is there, and everybody's after that.
+func TestKeeperIsTakenOffUnderATenant(t *testing.T) {
+	withMPS(t)
+	create(t, modePod("tenant", api.ModeMPS, share{"gpumem": "8000"}))
+	card := grant(t, running(t, "tenant")).Containers["app"][0].Card
+	if out, err := cluster.Lab.Kubectl(t.Context(), "delete", "-k", "/opt/carve-deploy/manifests/mps", "--wait=true"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	mpsOf := func(ctx context.Context) string {
+		for _, c := range cards(ctx, t) {
+			if c.UUID == card && c.MPS != nil {
+				return fmt.Sprintf("%+v", *c.MPS)
+			}
+		}
+		return ""
+	}
+	eventually(t, "the report to say that nobody keeps the card's daemon", func(ctx context.Context) string {
+		if is := mpsOf(ctx); !strings.Contains(is, "no `carve mps` runs") {
+			return "it says " + is
+		}
+		return ""
+	})
+	if s := keeperOf(t.Context(), t, card); !s.Exclusive {
+		t.Errorf("the card is everybody's though its tenant is there: %+v", s)
+	}
+	remove(t, "tenant")
+	eventually(t, "the card to be everybody's", func(ctx context.Context) string {
+		if s, is := keeperOf(ctx, t, card), mpsOf(ctx); s.Exclusive || s.Daemon != nil || is != "" {
+			return fmt.Sprintf("%+v, %s", s, is)
+		}
+		return ""
+	})
+	for _, name := range []string{"one", "two"} { // both cards
+		create(t, pod(name, container("app", share{"gpumem": "70000"})))
+		running(t, name)
+		wantShare(t, name, "app", 70000)
+	}
 }
