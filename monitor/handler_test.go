@@ -62,6 +62,7 @@ func testView() View {
 			{Namespace: "team", Pod: "one", Container: "app", Card: "GPU-a", Mode: "vgpu", Active: true,
 				LimitBytes: 8000 << 20, UsedBytes: 1 << 30, UnchargedBytes: 5 << 20, ResidualBytes: 3 << 20, PeakBytes: 2 << 30, Refusals: 5, Cores: 30, ComputeSeconds: &seconds, ComputeRatio: &ratio, Processes: 2},
 			{Namespace: "team", Pod: "two", Container: "app", Card: "GPU-a", Mode: "vgpu", LimitBytes: 16000 << 20, Cores: 50},
+			{Namespace: "team", Pod: "time", Container: "app", Card: "GPU-c", Mode: "timeslice", Active: true, LimitBytes: 16000 << 20, UsedBytes: 7 << 30, Processes: 3},
 			{Namespace: "team", Pod: "whole", Container: "app", Card: "GPU-b", Mode: "exclusive", Active: true},
 		},
 	}

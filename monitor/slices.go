@@ -4,6 +4,8 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/carve-gpu/carve/api"
 )
 
 var sliceLabels = append([]string{"namespace", "pod", "container"}, cardLabels...)
@@ -15,7 +17,7 @@ func sliceDesc(name, help string) *prometheus.Desc {
 var (
 	sliceActive    = sliceDesc("active", "1 while a container runs with the slice, 0 while it is only prepared.")
 	sliceLimit     = sliceDesc("memory_limit_bytes", "Memory that the container may hold on the card.")
-	sliceUsed      = sliceDesc("memory_used_bytes", "Memory that the container's processes hold on the card, contexts included, as they say themselves.")
+	sliceUsed      = sliceDesc("memory_used_bytes", "Memory that the container's processes hold on the card, contexts included, as they say themselves; in mode timeslice, as the driver says.")
 	sliceResidual  = sliceDesc("memory_residual_bytes", "Memory that the container's processes hold on the card beyond what they say, as the driver says: taken past carve's library. It counts against the limit.")
 	sliceUncharged = sliceDesc("memory_uncharged_bytes", "Managed memory that isn't charged, by the pod's annotations carve.dev/managed-memory and carve.dev/oversell; it is on the card or on the host.")
 	slicePeak      = sliceDesc("memory_peak_bytes", "The largest use that was seen: of each process exactly, of all processes together once a second.")
@@ -48,12 +50,14 @@ func (c sliceCollector) Collect(ch chan<- prometheus.Metric) {
 		if s.LimitBytes == 0 {
 			continue // a whole card has no limit, and what is used is the card's
 		}
-		gauge(ch, sliceLimit, float64(s.LimitBytes), labels...)
 		gauge(ch, sliceUsed, float64(s.UsedBytes), labels...)
-		gauge(ch, sliceResidual, float64(s.ResidualBytes), labels...)
-		gauge(ch, sliceUncharged, float64(s.UnchargedBytes), labels...)
-		gauge(ch, slicePeak, float64(s.PeakBytes), labels...)
-		counter(ch, sliceRefusals, float64(s.Refusals), labels...)
+		if s.Mode != string(api.ModeTimeslice) { // nothing holds that to an amount, or counts for it
+			gauge(ch, sliceLimit, float64(s.LimitBytes), labels...)
+			gauge(ch, sliceResidual, float64(s.ResidualBytes), labels...)
+			gauge(ch, sliceUncharged, float64(s.UnchargedBytes), labels...)
+			gauge(ch, slicePeak, float64(s.PeakBytes), labels...)
+			counter(ch, sliceRefusals, float64(s.Refusals), labels...)
+		}
 		gauge(ch, sliceCores, float64(s.Cores)/100, labels...)
 		if s.ComputeSeconds != nil && s.ComputeRatio != nil {
 			counter(ch, sliceBusy, *s.ComputeSeconds, labels...)

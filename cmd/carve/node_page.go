@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/monitor"
 	"github.com/carve-gpu/carve/monitor/page"
@@ -78,10 +79,16 @@ func pageCard(c monitor.Card, all []monitor.Slice) page.Card {
 		if s.Active {
 			h.State = v1alpha1.Active
 		}
-		if s.LimitBytes == 0 {
+		switch {
+		case s.Mode == string(api.ModeTimeslice):
+			h.Counted, h.ComputeRatio = true, s.ComputeRatio
+			if c.Fault == "" {
+				h.UsedBytes, h.Processes = &s.UsedBytes, &s.Processes
+			}
+		case s.LimitBytes == 0:
 			// A whole card has no limit, and what is used is the card's.
 			h.Whole, h.LimitBytes, h.Percent, h.UsedBytes, h.Processes = true, out.MemoryBytes, 100, out.UsedBytes, out.Processes
-		} else {
+		default:
 			h.ComputeRatio = s.ComputeRatio
 			h.ManagedBytes, h.UnchargedBytes = unlessZero(s.ManagedBytes), unlessZero(s.UnchargedBytes)
 			h.UsedBytes, h.ResidualBytes, h.PeakBytes, h.Refusals, h.Processes = &s.UsedBytes, &s.ResidualBytes, &s.PeakBytes, &s.Refusals, &s.Processes

@@ -44,6 +44,9 @@ the driver says that they hold beyond it, taken past carve's library; it counts
 against LIMIT. BUSY is the part of the card's time that a container just had, as
 the driver says, CORES what it was granted of it.
 
+In mode timeslice nothing holds a container to its amounts: LIMIT says that they
+are counted, and USED and PROCS are the driver's figures.
+
 PEAK is the largest use that was seen: of a single process exactly, of all
 processes of a container together as they are looked at, once a second.
 
@@ -374,6 +377,7 @@ func (l *live) grantedPods(ctx context.Context, namespace, node string) ([]topPo
 		for name, cards := range g.Containers {
 			for _, c := range cards {
 				h := page.Holder{Namespace: p.Namespace, Pod: p.Name, Container: name, State: "bound", LimitBytes: uint64(c.MemMiB) << 20, Percent: c.Cores}
+				h.Counted = c.Mode == api.ModeTimeslice
 				if c.Mode == api.ModeExclusive {
 					h.Whole, h.Percent = true, 100
 				}
@@ -412,6 +416,9 @@ func printTopPods(w io.Writer, pods []topPod, namespace string, wide bool) error
 		limit, cores := fmt.Sprint(p.LimitBytes>>20), "-"
 		if p.Whole {
 			limit = "whole card"
+		}
+		if p.Counted {
+			limit += " counted"
 		}
 		if p.Percent > 0 {
 			cores = fmt.Sprintf("%d%%", p.Percent)

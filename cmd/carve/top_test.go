@@ -20,6 +20,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/monitor"
 	"github.com/carve-gpu/carve/monitor/page"
 )
 
@@ -260,5 +261,21 @@ func TestWrongArgumentsAreHelped(t *testing.T) {
 		if !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", line, err)
 		}
+	}
+}
+
+// What nothing holds doesn't look as if it were: in mode timeslice the amount is counted,
+// and what is in use is the driver's figure.
+func TestTopPodsOfACardInModeTimeslice(t *testing.T) {
+	card := monitor.Card{}
+	card.UUID = "GPU-a"
+	c := pageCard(card, []monitor.Slice{{Namespace: "team", Pod: "time", Container: "app", Card: "GPU-a", Mode: "timeslice", Active: true, LimitBytes: 8000 << 20, UsedBytes: 3 << 30, Processes: 2}})
+	var b strings.Builder
+	if err := printTopPods(&b, []topPod{{"n1", "GPU-a", new(int), c.Holders[0]}}, "team", false); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if want := "team time app n1 0 3072 - - 8000 counted - - - 2 active"; len(lines) != 2 || strings.Join(strings.Fields(lines[1]), " ") != want {
+		t.Errorf("%s\nwant %s", b.String(), want)
 	}
 }

@@ -79,6 +79,9 @@ type Holder struct {
 	// Whole is true for who has the card alone; LimitBytes is all of it then.
 	Whole      bool   `json:"whole,omitempty"`
 	LimitBytes uint64 `json:"limitBytes"`
+	// Counted says that LimitBytes is counted, and nothing holds the container to it (mode
+	// timeslice). UsedBytes and Processes are the driver's figures then.
+	Counted bool `json:"counted,omitempty"`
 	// Percent is compute; 0 has no share of its own.
 	Percent int `json:"percent,omitempty"`
 	// ComputeRatio is the part of the card's time that the container had in the driver's

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -357,9 +358,23 @@ func TestASliceOfTimeHasTheDriverAsItIs(t *testing.T) {
 	if _, err := os.Stat(n.files.slice("u", "app")); !os.IsNotExist(err) {
 		t.Errorf("files were made for it: %v", err)
 	}
+	b := exec.Command("sleep", "600")
+	if err := b.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { b.Process.Kill(); b.Wait() }()
+	n.Adjusted(RuntimeContainer{ID: "of-time", PodUID: "u", Name: "app", Adjusted: true})
+	n.Started("of-time", b.Process.Pid)
+	n.cards.mu.Lock()
+	n.cards.processes = []gpu.Process{{PID: b.Process.Pid, UsedBytes: 3 << 30}, {PID: 1 << 30, UsedBytes: 5 << 30}}
+	n.cards.mu.Unlock()
+	eventually(t, "the driver's figures are shown for it", func() bool {
+		v := n.View()
+		return len(v.Slices) == 1 && v.Slices[0].Usage.UsedBytes == 3<<30 && v.Slices[0].Processes == 1
+	})
 	eventually(t, "it is counted", func() bool {
 		s, _ := n.api.report()
-		return slicesOf(s, cardA) == "u/app=prepared" && s.Summary.GrantedMiB == 40000
+		return slicesOf(s, cardA) == "u/app=active" && s.Summary.GrantedMiB == 40000
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"sort"
 	"time"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/vgpu/compute/loop"
 	"github.com/carve-gpu/carve/vgpu/gpu"
@@ -72,7 +73,8 @@ type SliceView struct {
 	Active                            bool
 	// Generation is the grant's that is in force.
 	Generation int
-	// Usage is what the container says of itself now; Refusals and PeakBytes
+	// Usage is what the container says of itself now, and in mode timeslice, where it says
+	// nothing, what the driver says of its processes; Refusals and PeakBytes
 	// are over the life of the slice, and since the agent started. PeakBytes is the largest
 	// use of a process, or of all together at a look, of which there is one a second.
 	Usage     region.CardUsage
@@ -125,6 +127,7 @@ func (a *Agent) View() View {
 		reported[c.UUID] = c
 	}
 
+	samples := map[string]gpu.Sample{}
 	for _, c := range cards {
 		am := granted[c.UUID]
 		cv := CardView{Card: c, GrantedMiB: am.memMiB, GrantedCores: am.cores, Whole: am.whole, Fault: c.Fault, ContextBytes: a.contexts.of(status.DriverVersion, c.Model), Layers: reported[c.UUID].Layers,
@@ -141,7 +144,7 @@ func (a *Agent) View() View {
 				cv.Fault = err.Error()
 			}
 		}
-		v.Cards = append(v.Cards, cv)
+		v.Cards, samples[c.UUID] = append(v.Cards, cv), cv.Sample
 	}
 	for _, c := range status.Cards {
 		for _, s := range c.Slices {
@@ -155,7 +158,10 @@ func (a *Agent) View() View {
 					sv.Compute = &u
 				}
 			}
-			if s.MemMiB > 0 {
+			switch {
+			case s.Mode == string(api.ModeTimeslice):
+				sv.Usage.UsedBytes, sv.Processes = a.seenOf(s.PodUID, s.Container, samples[c.UUID].Processes)
+			case s.MemMiB > 0:
 				a.readUsage(&sv, positions[[2]string{s.PodUID, s.Container}])
 			}
 			v.Slices = append(v.Slices, sv)
@@ -169,6 +175,30 @@ func (a *Agent) View() View {
 		return x.PodUID < y.PodUID || x.PodUID == y.PodUID && x.Container < y.Container
 	})
 	return v
+}
+
+// seenOf is what the driver says of a container's processes among those of a card.
+func (a *Agent) seenOf(uid, container string, listed []gpu.Process) (bytes uint64, processes int) {
+	var s share
+	pids := map[int]bool{}
+	a.mu.Lock()
+	for id, u := range a.containers {
+		if u.uid == uid && u.container == container {
+			s.ids = append(s.ids, id)
+			pids[u.hostPID] = u.hostPID != 0
+		}
+	}
+	a.mu.Unlock()
+	for _, p := range listed {
+		if !pids[p.PID] {
+			if groups, err := a.groupsOf(p.PID); err != nil || !s.names(groups) {
+				continue
+			}
+		}
+		bytes += p.UsedBytes
+		processes++
+	}
+	return bytes, processes
 }
 
 // readUsage fills in what a container says of itself on one of its cards.

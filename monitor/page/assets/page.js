@@ -111,7 +111,7 @@ function drawHolders(c) {
     const cell = (v) => make("td", "n", v === undefined ? "–" : v);
     const tr = make("tr", "",
       make("td", "", make("i", "dot " + colourOf(h, i)), nameOf(h)), make("td", "", h.state),
-      cell(h.whole ? "whole card" : mib(h.limitBytes)), cell((h.whole ? "100%" : h.percent ? h.percent + "%" : "–") + (h.computeRatio === undefined ? "" : `, ${Math.round(100 * h.computeRatio)}% busy`)));
+      cell(h.whole ? "whole card" : mib(h.limitBytes) + (h.counted ? " counted" : "")), cell((h.whole ? "100%" : h.percent ? h.percent + "%" : "–") + (h.computeRatio === undefined ? "" : `, ${Math.round(100 * h.computeRatio)}% busy`)));
     if (live) {
       tr.append(cell(h.usedBytes === undefined ? undefined : mib(h.usedBytes) + (h.residualBytes ? ` + ${mib(h.residualBytes)} past the library` : "")), cell(h.peakBytes === undefined ? undefined : mib(h.peakBytes)),
         cell(h.refusals === undefined ? undefined : h.refusals.toLocaleString("en")));
