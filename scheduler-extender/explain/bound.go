@@ -109,12 +109,15 @@ func (r *Report) replicas(request api.Request, g api.Grant) {
 
 // limits says what holds shares to their memory; empty where no node has said.
 func limits(all []Slice) string {
-	var hard, weak, loose []string
+	var hard, weak, served, loose []string
 	for _, s := range all {
 		switch {
 		case s.Mode == string(api.ModeTimeslice):
 			loose = append(loose, s.Container)
-		case s.Mode != string(api.ModeVGPU) && s.Mode != string(api.ModeMPS) || s.Layers == nil:
+		case s.Mode == string(api.ModeMPS) && s.Layers != nil:
+			// The server holds the memory, so no layer of the node's knows whose it is.
+			served = append(served, s.Container)
+		case s.Mode != string(api.ModeVGPU) || s.Layers == nil:
 		case s.Layers[0] == v1alpha1.LayerLibrary:
 			weak = append(weak, s.Container)
 		case !slices.Contains(hard, s.Layers[0]):
@@ -124,6 +127,8 @@ func limits(all []Slice) string {
 	switch {
 	case loose != nil:
 		return "none: in mode timeslice the amounts are counted, and nothing holds the program to them"
+	case served != nil:
+		return "advisory, held by the library, and once more by MPS: " + api.AdvisoryMPSMeans
 	case weak != nil:
 		return "advisory, held by the library alone: " + api.AdvisoryMeans
 	case hard != nil:

@@ -48,6 +48,9 @@ func TestWhatHoldsAPodsLimits(t *testing.T) {
 		"the library":            {[]Slice{slice(api.ModeVGPU, "library")}, "advisory"},
 		"the kernel":             {[]Slice{slice(api.ModeVGPU, "dmem", "library")}, "held by dmem beside"},
 		"on one of two cards":    {[]Slice{slice(api.ModeVGPU, "dmem", "library"), slice(api.ModeVGPU, "library")}, "advisory"},
+		"the library and MPS":    {[]Slice{slice(api.ModeMPS, "library")}, "advisory, held by the library, and once more by MPS: " + api.AdvisoryMPSMeans},
+		"MPS beside the kernel":  {[]Slice{slice(api.ModeMPS, "dmem", "library")}, "advisory, held by the library, and once more by MPS: "},
+		"a slice of time":        {[]Slice{slice(api.ModeTimeslice, "library")}, "none: "},
 		"two layers on two":      {[]Slice{slice(api.ModeVGPU, "dmem", "library"), slice(api.ModeVGPU, "guard", "library")}, "held by dmem, guard beside"},
 		"a whole card beside it": {[]Slice{slice(api.ModeExclusive, "library"), slice(api.ModeVGPU, "dmem", "library")}, "held by dmem beside"},
 	} {

@@ -210,6 +210,9 @@ func (a *Agent) layersOf(card string) (names []string, why string) {
 			continue
 		}
 		fault := ""
+		if a.sharedBy(card, api.ModeMPS) {
+			fault = "in mode mps the memory is the MPS server's, and nobody else knows whose part it is"
+		}
 		for _, u := range a.containers {
 			h := a.held[u.uid]
 			if !u.adjusted || h == nil {
@@ -238,6 +241,18 @@ func (a *Agent) layersOf(card string) (names []string, why string) {
 		reasons = []string{"no other layer is set up"}
 	}
 	return []string{v1alpha1.LayerLibrary}, strings.Join(reasons, "; ")
+}
+
+// sharedBy reports whether a card has slices in a mode. a.mu is held.
+func (a *Agent) sharedBy(card string, mode api.Mode) bool {
+	for _, h := range a.held {
+		for _, cards := range h.Grant.Containers {
+			if slices.ContainsFunc(cards, func(c api.CardGrant) bool { return c.Card == card && c.Mode == mode }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // usedByLayer is what containers hold of a card as the first layer that counts them

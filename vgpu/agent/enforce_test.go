@@ -123,6 +123,20 @@ func TestTheReportSaysWhichLayersHold(t *testing.T) {
 	}
 }
 
+// The memory of a card in mode mps is its server's, so no layer that counts by container
+// holds it there.
+func TestNoLayerHoldsACardInModeMPS(t *testing.T) {
+	n := startNode(t, withLayer(&fakeLayer{}))
+	n.link()
+	eventually(t, "the layer is known", func() bool { return n.inForce() == "dmem dmem,library " })
+	n.api.setPod(podWith(t, "u", grantOf("u", 1, modeShare(cardA, 1000, 10, api.ModeMPS))))
+	eventually(t, "it isn't in force", func() bool {
+		return strings.HasPrefix(n.inForce(), "advisory library dmem: in mode mps the memory is the MPS server's")
+	})
+	n.api.deletePod("u")
+	eventually(t, "it is again", func() bool { return n.inForce() == "dmem dmem,library " })
+}
+
 func TestALayerHoldsAContainerBeforeItStarts(t *testing.T) {
 	l := &fakeLayer{}
 	n := startNode(t, withLayer(l))

@@ -407,9 +407,10 @@ func (a *Agent) mpsOf(uuid string) *v1alpha1.MPS {
 	return out
 }
 
-// reason says why a card's daemon doesn't serve, "" if it does or is about to.
+// reason says why a card's daemon doesn't serve, "" if it does or is about to. Where no
+// keeper works, that is why, whatever the last one left.
 func (c mpsCard) reason(unserved string) string {
-	return orElse(c.fault, orElse(c.state.Error, unserved))
+	return orElse(c.fault, orElse(unserved, c.state.Error))
 }
 
 // downSince is since when a card's daemon hasn't served, whatever the reason became
