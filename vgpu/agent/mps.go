@@ -225,10 +225,14 @@ func (a *Agent) lookAtMPS() {
 		c.down = downSince(was, c, now.unserved, time.Now())
 		c.lost, c.owed = lostSince(was, c, now.unserved, time.Now()), was.owed
 		if was.state.Ready && !c.state.Ready && c.wanted {
+			again := "The daemon is started again"
+			if !now.kept {
+				again = "It is started again once there is a keeper: " + now.unserved
+			}
 			for _, w := range a.clients(uuid, 0) {
 				tell = append(tell, told{w, reasonMPSDown, fmt.Sprintf(
-					"card %s: %s. Programs of container %s get errors from CUDA there. The daemon is started again; until then nothing runs on the card, with limits or without",
-					name, orElse(c.state.Error, "its MPS daemon serves no more"), w.container)})
+					"card %s: %s. Programs of container %s get errors from CUDA there. %s; until then nothing runs on the card, with limits or without",
+					name, orElse(c.state.Error, "its MPS daemon serves no more"), w.container, again)})
 			}
 		}
 		if c.state.Ready && now.epochs[uuid] != c.state.Epoch {

@@ -409,6 +409,15 @@ func TestKeeperIsTakenOffUnderATenant(t *testing.T) {
 		}
 		return ""
 	})
+	for _, args := range [][]string{{"doctor"}, {"doctor", "--node"}} {
+		r := carve(t, args...)
+		if r.code == 0 || !strings.Contains(r.stdout, "no `carve mps` runs") || !strings.Contains(r.stdout, "its MPS daemon doesn't serve since ") {
+			t.Errorf("carve %v exits %d: %s%s", args, r.code, r.stdout, r.stderr)
+		}
+	}
+	if text := metrics(t); !strings.Contains(text, `carve_card_mps_ready{card_index`) {
+		t.Error("no metric of the card's MPS daemon")
+	}
 	if s := keeperOf(t.Context(), t, card); !s.Exclusive {
 		t.Errorf("the card is everybody's though its tenant is there: %+v", s)
 	}
