@@ -99,13 +99,21 @@ func (f *Follower) Status() Status {
 	return s
 }
 
+// newWatcher is a variable for tests: a node may have no inotify instances left.
+var newWatcher = fsnotify.NewWatcher
+
 // Run follows until ctx ends.
 func (f *Follower) Run(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("follow %s: %w", f.Path, err)
+	// Without a watch changes are seen a little later, and all the rest works.
+	var events <-chan fsnotify.Event
+	var faults <-chan error
+	watch := func(string) error { return nil }
+	if watcher, err := newWatcher(); err != nil {
+		f.Log.Warn("NVIDIA's configuration can't be watched; it is looked at every so often", "every", lookEvery, "error", err)
+	} else {
+		defer watcher.Close()
+		events, faults, watch = watcher.Events, watcher.Errors, watcher.Add
 	}
-	defer watcher.Close()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	run := running{Follower: f}
@@ -113,7 +121,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		// Again each time: a directory may come later, and a watch is of an inode.
 		for _, dir := range []string{f.Path, filepath.Dir(f.Path)} {
 			if info, err := os.Stat(dir); err == nil && info.IsDir() {
-				if err := watcher.Add(dir); err != nil {
+				if err := watch(dir); err != nil {
 					f.Log.Debug("a directory can't be watched; it is looked at all the same", "directory", dir, "error", err)
 				}
 			}
@@ -124,20 +132,22 @@ func (f *Follower) Run(ctx context.Context) error {
 			return nil
 		case <-f.poke:
 		case <-tick.C:
-		case <-watcher.Events:
-			settle(ctx, watcher.Events)
-		case err := <-watcher.Errors:
+		case <-events:
+			settle(ctx, events)
+		case err := <-faults:
 			f.Log.Debug("watching NVIDIA's configuration", "error", err)
 		}
 	}
 }
 
 // settle waits until a moment passes without further events: a change has several, and a
-// file that is being written isn't one yet.
+// file that is being written isn't one yet. Where others write beside it all the time, it
+// has an end.
 func settle(ctx context.Context, events <-chan fsnotify.Event) {
-	const moment = 50 * time.Millisecond
-	t := time.NewTimer(moment)
+	const moment, most = 50 * time.Millisecond, time.Second
+	t, end := time.NewTimer(moment), time.NewTimer(most)
 	defer t.Stop()
+	defer end.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -145,6 +155,8 @@ func settle(ctx context.Context, events <-chan fsnotify.Event) {
 		case <-events:
 			t.Reset(moment)
 		case <-t.C:
+			return
+		case <-end.C:
 			return
 		}
 	}

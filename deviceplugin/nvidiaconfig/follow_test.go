@@ -2,6 +2,7 @@ package nvidiaconfig_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/deviceplugin/nvidiaconfig"
@@ -118,6 +121,20 @@ func mounted(t *testing.T, dir string, files map[string]string) {
 
 func times(n int) string {
 	return slicing + fmt.Sprintf("    - {name: nvidia.com/gpu, devices: [0], replicas: %d}\n", n)
+}
+
+// A node may have no inotify instances left: the file is in force all the same.
+func TestAFileThatCantBeWatched(t *testing.T) {
+	was := *nvidiaconfig.NewWatcher
+	*nvidiaconfig.NewWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+	t.Cleanup(func() { *nvidiaconfig.NewWatcher = was })
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(times(4)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f := follow(t, path, filepath.Join(t.TempDir(), "kept.json"))
+	f.wants("it is there", "0=4×timeslice", "")
+	f.stop()
 }
 
 func TestAFileIsFollowed(t *testing.T) {

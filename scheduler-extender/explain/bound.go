@@ -101,7 +101,7 @@ func (r *Report) bound(in Inputs, request api.Request, granted bool) {
 func (r *Report) replicas(request api.Request, g api.Grant) {
 	for i, c := range request.Containers {
 		cards := g.Containers[c.Name]
-		if c.Whole && len(cards) > 0 && cards[0].MemMiB > 0 && i < len(r.Asks) {
+		if c.Whole && len(cards) > 0 && (cards[0].Mode == api.ModeMPS || cards[0].Mode == api.ModeTimeslice) && i < len(r.Asks) {
 			r.Asks[i].Text = replicaText(c)
 		}
 	}

@@ -66,11 +66,11 @@ func TestWhatHoldsAPodsLimits(t *testing.T) {
 
 // Who asked for cards alone and got replicas of them isn't said to have asked for whole ones.
 func TestAReplicaIsNoWholeCard(t *testing.T) {
-	request := api.Request{Containers: []api.ContainerRequest{{Name: "one", Cards: 1, Whole: true}, {Name: "two", Cards: 2, Whole: true}, {Name: "whole", Cards: 1, Whole: true}}}
+	request := api.Request{Containers: []api.ContainerRequest{{Name: "one", Cards: 1, Whole: true}, {Name: "two", Cards: 2, Whole: true}, {Name: "whole", Cards: 1, Whole: true}, {Name: "all", Cards: 1, Whole: true}}}
 	r := Report{Asks: asks(request)}
 	replica := api.CardGrant{Card: "GPU-a", MemMiB: 20000, Cores: 25, Mode: api.ModeTimeslice}
-	r.replicas(request, api.Grant{Containers: map[string][]api.CardGrant{"one": {replica}, "two": {replica, replica}, "whole": {{Card: "GPU-b", Mode: api.ModeExclusive}}}})
-	for i, want := range []string{"1 replica of a card", "2 replicas of cards", "1 whole card"} {
+	r.replicas(request, api.Grant{Containers: map[string][]api.CardGrant{"one": {replica}, "two": {replica, replica}, "whole": {{Card: "GPU-b", Mode: api.ModeExclusive}}, "all": {{Card: "GPU-c", MemMiB: 80000, Mode: api.ModeVGPU}}}})
+	for i, want := range []string{"1 replica of a card", "2 replicas of cards", "1 whole card", "1 whole card"} {
 		if r.Asks[i].Text != want {
 			t.Errorf("%q, want %q", r.Asks[i].Text, want)
 		}

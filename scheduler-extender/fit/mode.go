@@ -142,22 +142,22 @@ func (c *Container) refuse(r *Refusal, b bar, card *Card) *Refusal {
 		if c.Isolation != "" {
 			asks = "isolation " + string(c.Isolation)
 		}
-		r.Reason, r.distance = ReasonIsolation, distanceSelector
+		r.Reason, r.distance = ReasonIsolation, distanceUnserved
 		r.Detail = fmt.Sprintf("asked %s, NVIDIA's configuration gives the card in %d replicas of mode %s", asks, m.Replicas, m.Only)
 		if m.Only == api.ModeTimeslice && c.Isolation == "" {
 			r.Detail += ", where nothing holds a share"
 		}
 	case barAmount:
-		r.Reason, r.distance = ReasonIsolation, distanceSelector
+		r.Reason, r.distance = ReasonIsolation, distanceUnserved
 		r.Detail = fmt.Sprintf("isolation %s needs %s or %s, except on cards that NVIDIA's configuration gives in replicas", c.Isolation, api.ResourceMemory, api.ResourceMemoryPercent)
 	case barSeveral:
-		r.Reason, r.distance = ReasonIsolation, distanceSelector
+		r.Reason, r.distance = ReasonIsolation, distanceUnserved
 		r.Detail = fmt.Sprintf("asked %d cards; in mode mps a container has one card, since its processes reach one daemon", c.Cards)
 		if asked != string(api.ModeMPS) {
 			r.Detail = fmt.Sprintf("asked %d cards; NVIDIA's configuration has failRequestsGreaterThanOne", c.Cards)
 		}
 	case barUnserved:
-		r.Reason, r.distance = ReasonIsolation, distanceSelector
+		r.Reason, r.distance = ReasonIsolation, distanceUnserved
 		r.Detail = "the node doesn't serve mode " + asked
 		if asked == string(api.ModeMPS) {
 			r.Detail += " on the card: it needs the MPS keeper (DaemonSet carve-mps), a driver that brings MPS and MIG off"

@@ -165,3 +165,22 @@ func TestSeveralContainersAndReplicas(t *testing.T) {
 		t.Errorf("%v, %+v", p, refusal)
 	}
 }
+
+// A card that doesn't serve a mode may do so some day; one of another model never will. The
+// pod waits for the first, so that is the nearer miss.
+func TestAModeThatIsNotServedYetIsNearerThanAnotherModel(t *testing.T) {
+	r := api.Request{Isolation: api.ModeMPS, Models: api.Selector{Only: []string{"A100"}}, Containers: []api.ContainerRequest{mem("app", api.App, 8000)}}
+	a, refusal := fit.NewAsk(r)
+	if refusal != nil {
+		t.Fatal(refusal)
+	}
+	any := func(*fit.Card, fit.Amount) int64 { return 0 }
+	unserved, other := card(0), card(0)
+	unserved.Modes = &fit.Modes{Timeslice: true}
+	other.Model = "L20"
+	_, not := fit.Fit(node(unserved), a, any)
+	_, never := fit.Fit(node(other), a, any)
+	if not == nil || never == nil || not.Never || !never.Never || !not.Nearer(never) || never.Nearer(not) {
+		t.Errorf("%+v and %+v", not, never)
+	}
+}

@@ -67,6 +67,8 @@ const (
 	distanceTogether = distanceScale / 2
 	distanceBlocked  = 5 * distanceScale
 	distanceNode     = 6 * distanceScale
+	// What a card doesn't serve it may serve some day, other than what it is.
+	distanceUnserved = 7*distanceScale - 1
 	distanceSelector = 7 * distanceScale
 	distanceNever    = 10 * distanceScale
 )

@@ -36,12 +36,21 @@ func (c *Card) Truth(p *Process, now, used int64) {
 	settled := min(max(int64(c.config.Gain*float64(l.owed)), -mostSettled), mostSettled)
 	l.owed -= settled
 	p.Terms.Correction += settled
-	p.turn.have += settled
+	if c.config.Mode != Credit {
+		p.turn.have += settled
+	}
 }
 
 // Unsettled takes what a process paid since its last truth for right: the driver's word
 // on that time is missing. The next truth is compared with this moment.
 func (p *Process) Unsettled() { p.ledger.known = false }
+
+// Anew is for when its card is divided in another way from now on: what the process has
+// and owes of turns is of the way before.
+func (p *Process) Anew() {
+	p.turn = account{}
+	p.Unsettled()
+}
 
 // progress is what a process will have to pay for what ran already: it publishes
 // since when its unpaid work can have run, and nobody in it may be there to look.

@@ -120,7 +120,7 @@ func (l *Loop) Used(key Key, card string) (Use, bool) {
 	l.meter.mu.Lock()
 	defer l.meter.mu.Unlock()
 	u := l.meter.uses[meterKey{key, card}]
-	if u == nil || !l.meter.told[card] {
+	if u == nil || !l.meter.told[card] || l.meter.faults[card] != "" {
 		return Use{}, false
 	}
 	return *u, true

@@ -269,5 +269,9 @@ func (c *card) divide(config compute.Config) {
 	tenants := c.division.Tenants
 	c.division = compute.NewCard(config)
 	c.division.Tenants = tenants
-	c.unsettled()
+	for _, m := range c.members {
+		for _, p := range m.byName {
+			p.Anew()
+		}
+	}
 }

@@ -200,6 +200,7 @@ func TestMIGMode(t *testing.T) {
 // A driver that has nothing to say of processes that work doesn't reach the agent.
 func TestADriverThatSaysNothing(t *testing.T) {
 	j := newJudged()
+	j.meter.keep([]Share{{Cards: []CardShare{{UUID: "GPU-1"}}}})
 	silent := func(seconds int64, paid int64) {
 		for range seconds * 10 {
 			j.now += 100 * ms
@@ -217,4 +218,29 @@ func TestADriverThatSaysNothing(t *testing.T) {
 	if j.card.mode != compute.Drained || !strings.Contains(j.Fault("GPU-1"), "nothing") {
 		t.Errorf("mode %v, %q", j.card.mode, j.Fault("GPU-1"))
 	}
+	if u, ok := j.Used(Key{}, "GPU-1"); ok {
+		t.Errorf("nobody knows what is used, and it is said to be %+v", u)
+	}
+}
+
+// What the driver corrected while credit divided the card is no debt of turns: a share
+// that was told the truth for long would wait for minutes.
+func TestTurnsBeginWithoutDebt(t *testing.T) {
+	j := newJudged()
+	j.card.truth.at = 1_000_000
+	for range 300 {
+		j.period(100, 99) // of which it pays 60
+	}
+	if j.process.Terms.Correction > -5_000*ms {
+		t.Fatalf("corrected by %d ms", j.process.Terms.Correction/ms)
+	}
+	j.card.divide(compute.Config{Mode: compute.Drained, NoTruth: true})
+	j.process.Now.Since, j.process.Now.Waiting = 0, true
+	for range 100 {
+		j.now += 5 * ms
+		if j.card.division.Tick(j.now); j.process.Terms.Gate == compute.Turn {
+			return
+		}
+	}
+	t.Error("it has no turn within half a second")
 }

@@ -1,0 +1,4 @@
+package nvidiaconfig
+
+// NewWatcher makes what tells of changes of files.
+var NewWatcher = &newWatcher
