@@ -237,10 +237,12 @@ func (r *running) enforce(k *kept, cards []Card, fresh bool) error {
 		return err
 	}
 	warnings = append(slices.Clone(c.Warnings), warnings...)
-	if fresh && (r.good == nil || *r.good != *k) {
-		r.remember(k)
+	if len(cards) > 0 { // else nothing was tried on them: what was good stays so
+		if fresh && (r.good == nil || *r.good != *k) {
+			r.remember(k)
+		}
+		r.good = k
 	}
-	r.good = k
 	r.Set(cards, sharing)
 	r.mu.Lock()
 	r.status = Status{Source: k.Source, Warnings: warnings}
