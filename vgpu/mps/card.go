@@ -318,10 +318,10 @@ func (c *card) serve(ctx context.Context) (started bool, err error) {
 		case strings.Contains(is, "ACTIVE"):
 			return started, nil
 		case strings.Contains(is, "FAULT"):
-			return started, fmt.Errorf("%w: its server (process %d) says %s", errFault, s.PID, is)
+			return started, fmt.Errorf("%w: its server (process %d) says %.200q", errFault, s.PID, is)
 		}
 		if c.state.ManyUsers {
-			return started, fmt.Errorf("its server (process %d) says %s", s.PID, is)
+			return started, fmt.Errorf("its server (process %d) says %.200q", s.PID, is)
 		}
 	}
 	return started, errors.New("no server of it takes clients yet")
@@ -333,7 +333,7 @@ var errFault = errors.New("a client's fault broke the contexts of all")
 func (c *card) list(ctx context.Context) ([]Process, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Pace.Answer)
 	defer cancel()
-	return servers(ctx, *c.state.Daemon)
+	return servers(ctx, *c.state.Daemon, c.uuid)
 }
 
 // probe asks a daemon whether it serves, and looks whether the card is still held to it.

@@ -1,7 +1,6 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,22 +30,55 @@ const (
 // memory of the container that writes it.
 const shmBytes = 1 << 30
 
+// pipeBytes and pipeInodes bound the tmpfs of the pipe folder, in which tenants that are
+// root may write what they like. A daemon has a handful of small files there.
+const (
+	pipeBytes  = 1 << 20
+	pipeInodes = 512
+)
+
+// daemonFiles are the names that a daemon gives its files in the pipe folder. With
+// another's file in the place of one of them it isn't started.
+var daemonFiles = []string{"control", "control_lock", "control_privileged", "log", "nvidia-cuda-mps-control.pid"}
+
+// mounts are the file systems of a card, by folder. Each has a bound of its own, so that
+// no tenant fills the node's /run.
+func (d Dir) mounts(uuid string) []mount {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	return []mount{
+		// The daemon, root on the node, must follow no link that a tenant put there.
+		// Kernels before 5.10 take no notice of that flag.
+		{d.Pipe(uuid), flags | unix.MS_NOSYMFOLLOW, fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", pipeBytes, pipeInodes)},
+		{d.Shm(uuid), flags, fmt.Sprintf("size=%d,mode=1777", shmBytes)},
+	}
+}
+
+type mount struct {
+	dir     string
+	flags   uintptr
+	options string
+}
+
 // makeDirs makes what daemon and clients share. What an earlier daemon left in the pipe
 // folder goes; the folder stays, containers have it mounted.
 func (d Dir) makeDirs(uuid string) error {
-	for _, dir := range []string{d.Pipe(uuid), d.log(uuid), d.Shm(uuid)} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	entries, err := os.ReadDir(d.Pipe(uuid))
-	if err != nil {
+	if err := os.MkdirAll(d.log(uuid), 0o755); err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if err := os.RemoveAll(filepath.Join(d.Pipe(uuid), e.Name())); err != nil {
+	for _, m := range d.mounts(uuid) {
+		if err := os.MkdirAll(m.dir, 0o755); err != nil {
 			return err
 		}
+		mounted, err := isMountPoint(m.dir)
+		if err == nil && !mounted {
+			err = unix.Mount("carve-mps", m.dir, "tmpfs", m.flags, m.options)
+		}
+		if err != nil {
+			return fmt.Errorf("mount tmpfs on %s: %w", m.dir, err)
+		}
+	}
+	if err := d.clearPipe(uuid); err != nil {
+		return err
 	}
 	logs, err := os.ReadDir(d.log(uuid))
 	if err != nil {
@@ -58,27 +91,46 @@ func (d Dir) makeDirs(uuid string) error {
 			}
 		}
 	}
-	mounted, err := isMountPoint(d.Shm(uuid))
-	if err == nil && !mounted {
-		err = unix.Mount("carve-mps", d.Shm(uuid), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=1777", shmBytes))
-	}
+	return nil
+}
+
+// clearPipe removes what is in the pipe folder. Tenants may write there meanwhile, so
+// only what stands in the daemon's way is an error.
+func (d Dir) clearPipe(uuid string) error {
+	// Below a descriptor of the folder, and through no link: os.Root.
+	pipe, err := os.OpenRoot(d.Pipe(uuid))
 	if err != nil {
-		return fmt.Errorf("mount tmpfs on %s: %w", d.Shm(uuid), err)
+		return err
+	}
+	defer pipe.Close()
+	entries, err := fs.ReadDir(pipe.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := pipe.RemoveAll(e.Name()); err != nil && slices.Contains(daemonFiles, e.Name()) {
+			return err
+		}
 	}
 	return nil
 }
 
 // clearDirs gives back what they hold. Containers that have them mounted keep them.
 func (d Dir) clearDirs(uuid string) error {
-	for {
-		err := unix.Unmount(d.Shm(uuid), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("unmount %s: %w", d.Shm(uuid), err)
+	var failed error
+	for _, m := range d.mounts(uuid) {
+		for {
+			err := unix.Unmount(m.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+				break
+			}
+			if err != nil {
+				failed = errors.Join(failed, fmt.Errorf("unmount %s: %w", m.dir, err))
+				break
+			}
 		}
 	}
+	return failed
 }
 
 func isMountPoint(dir string) (bool, error) {
@@ -168,31 +220,53 @@ func enter(d Dir, root gpu.Root, uuid string) error {
 	return nil
 }
 
+// answer keeps the first answerBytes of what is written to it. Whoever answers may be a
+// tenant, who can put a socket in the place of the daemon's.
+type answer []byte
+
+const answerBytes = 4 << 10
+
+func (a *answer) Write(b []byte) (int, error) {
+	*a = append(*a, b[:min(len(b), answerBytes-len(*a))]...)
+	return len(b), nil
+}
+
 // control gives a daemon one command, and returns what it answers.
 func control(ctx context.Context, daemon Process, command string) (string, error) {
-	var out bytes.Buffer
+	// The process is asked for after its root is in our hands: it is that process's, or
+	// there is none.
+	root, err := os.OpenFile(fmt.Sprintf("%s/%d/root", procDir, daemon.PID), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err == nil {
+		defer root.Close()
+	}
+	if !daemon.Lives() {
+		return "", fmt.Errorf("%s: the daemon (process %d) has ended", command, daemon.PID)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", command, err)
+	}
+	var out answer
 	cmd := exec.CommandContext(ctx, gpu.MPSControl)
 	cmd.Env, cmd.Dir = environment(), "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(command+"\n"), &out, &out
 	cmd.WaitDelay = time.Second
-	// The daemon's root in the daemon's own mount namespace.
-	cmd.SysProcAttr = &unix.SysProcAttr{Chroot: fmt.Sprintf("%s/%d/root", procDir, daemon.PID)}
-	if !daemon.Lives() {
-		return "", fmt.Errorf("%s: the daemon (process %d) has ended", command, daemon.PID)
-	}
-	err := cmd.Run()
-	text := strings.TrimSpace(out.String())
+	// The daemon's root in the daemon's own mount namespace. The child has the descriptor
+	// until it becomes the program.
+	cmd.SysProcAttr = &unix.SysProcAttr{Chroot: fmt.Sprintf("%s/self/fd/%d", procDir, root.Fd())}
+	err = cmd.Run()
+	text := strings.TrimSpace(string(out))
 	switch {
 	case ctx.Err() != nil:
 		return text, fmt.Errorf("%s: the daemon doesn't answer", command)
 	case err != nil:
-		return text, fmt.Errorf("%s: %w: %.200s", command, err, text)
+		return text, fmt.Errorf("%s: %w: %.200q", command, err, text)
 	}
 	return text, nil
 }
 
-// servers asks a daemon for its servers.
-func servers(ctx context.Context, daemon Process) ([]Process, error) {
+// servers asks a daemon of a card for its servers. Others' processes in the answer are
+// left out: the keeper ends what it takes for a server.
+func servers(ctx context.Context, daemon Process, uuid string) ([]Process, error) {
 	text, err := control(ctx, daemon, "get_server_list")
 	if err != nil {
 		return nil, err
@@ -207,7 +281,7 @@ func servers(ctx context.Context, daemon Process) ([]Process, error) {
 		if err != nil {
 			continue // a heading
 		}
-		if p, err := ProcessOf(pid); err == nil {
+		if p, err := ProcessOf(pid); err == nil && p.isOurs() && (p.hasMark(uuid) || p.isChildOf(daemon)) {
 			out = append(out, p)
 		}
 	}

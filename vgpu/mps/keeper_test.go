@@ -44,6 +44,9 @@ func TestMain(m *testing.M) {
 		keep(dir)
 		return
 	}
+	if os.Getenv(headless) != "" {
+		select {} // its first thread has ended: init
+	}
 	dir, err := os.MkdirTemp("", "carve-mps-")
 	if err == nil {
 		var out []byte
@@ -206,10 +209,10 @@ func (r *rig) keeper() (stop func()) {
 	return stop
 }
 
-func (r *rig) wrong(what string, on bool) {
+func (r *rig) wrong(what string, on bool, text ...string) {
 	r.t.Helper()
 	path := filepath.Join(r.base, "root/standin", what)
-	err := os.WriteFile(path, nil, 0o600)
+	err := os.WriteFile(path, []byte(strings.Join(text, "\n")), 0o600)
 	if !on {
 		err = os.Remove(path)
 	}
@@ -279,8 +282,10 @@ func (r *rig) idle() {
 	if mode, _ := r.mode.ComputeMode(card0); mode != gpu.ComputeDefault {
 		r.t.Errorf("compute mode is %s", mode)
 	}
-	if mounted, err := isMountPoint(r.dir.Shm(card0)); err != nil || mounted {
-		r.t.Errorf("the shared memory's file system is still there: %v", err)
+	for _, m := range r.dir.mounts(card0) {
+		if mounted, err := isMountPoint(m.dir); err != nil || mounted {
+			r.t.Errorf("the file system on %s is still there: %v", m.dir, err)
+		}
 	}
 }
 

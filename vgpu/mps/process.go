@@ -26,31 +26,64 @@ const cardMark = "CARVE_MPS_CARD"
 // ProcessOf is the process that has a pid now; an error wraps os.ErrNotExist where none
 // has, or one that is dead and not yet waited for.
 func ProcessOf(pid int) (Process, error) {
+	p, _, err := processOf(pid)
+	return p, err
+}
+
+// processOf is that, with the pid of its parent.
+func processOf(pid int) (p Process, parent int, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("%s/%d/stat", procDir, pid))
 	if err != nil {
-		return Process{}, err
+		return Process{}, 0, err
 	}
 	// The name stands in brackets and may have any byte in it.
 	at := bytes.LastIndexByte(b, ')')
 	fields := strings.Fields(string(b[at+1:]))
-	const state, start = 0, 19 // fields 3 and 22 of the line
+	const state, ppid, start = 0, 1, 19 // fields 3, 4 and 22 of the line
 	if at < 0 || len(fields) <= start {
-		return Process{}, fmt.Errorf("read %s/%d/stat: %q", procDir, pid, b)
+		return Process{}, 0, fmt.Errorf("read %s/%d/stat: %q", procDir, pid, b)
 	}
-	if fields[state] == "Z" || fields[state] == "X" {
-		return Process{}, fmt.Errorf("process %d has ended: %w", pid, os.ErrNotExist)
+	// The first thread may end before the others, which are the process then.
+	ended := fields[state] == "X"
+	if fields[state] == "Z" {
+		all, err := threads(pid)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return Process{}, 0, err
+		}
+		ended = len(all) <= 1
+	}
+	if ended {
+		return Process{}, 0, fmt.Errorf("process %d has ended: %w", pid, os.ErrNotExist)
 	}
 	n, err := strconv.ParseUint(fields[start], 10, 64)
-	if err != nil {
-		return Process{}, fmt.Errorf("read %s/%d/stat: %w", procDir, pid, err)
+	if err == nil {
+		parent, err = strconv.Atoi(fields[ppid])
 	}
-	return Process{pid, n}, nil
+	if err != nil {
+		return Process{}, 0, fmt.Errorf("read %s/%d/stat: %w", procDir, pid, err)
+	}
+	return Process{pid, n}, parent, nil
 }
 
-// Lives reports whether it hasn't ended.
+// threads lists a process's threads.
+func threads(pid int) ([]os.DirEntry, error) {
+	return os.ReadDir(fmt.Sprintf("%s/%d/task", procDir, pid))
+}
+
+// Lives reports whether it hasn't ended. One that can't be looked at is taken to live:
+// what follows from its end can't be undone.
 func (p Process) Lives() bool {
 	now, err := ProcessOf(p.PID)
-	return err == nil && now == p
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH)
+	}
+	return now == p
+}
+
+// isChildOf reports whether another process started it and lives.
+func (p Process) isChildOf(other Process) bool {
+	now, parent, err := processOf(p.PID)
+	return err == nil && now == p && parent == other.PID && other.Lives()
 }
 
 // isOurs reports whether a process is one of MPS's programs.
@@ -78,31 +111,43 @@ func (p Process) kill() error {
 	return nil
 }
 
+// hasMark reports whether a process has the mark of a card's daemon.
+func (p Process) hasMark(uuid string) bool {
+	want := []byte(cardMark + "=" + uuid)
+	// Of a first thread that ended nothing is to be read.
+	all, err := threads(p.PID)
+	if err != nil {
+		return false
+	}
+	for _, t := range all {
+		env, err := os.ReadFile(fmt.Sprintf("%s/%d/task/%s/environ", procDir, p.PID, t.Name()))
+		if err != nil || len(env) == 0 {
+			continue
+		}
+		for v := range bytes.SplitSeq(env, []byte{0}) {
+			if bytes.Equal(v, want) {
+				return p.Lives()
+			}
+		}
+		return false
+	}
+	return false
+}
+
 // marked finds the processes of a card's daemon, the servers among them.
 func marked(uuid string) []Process {
 	entries, err := os.ReadDir(procDir)
 	if err != nil {
 		return nil
 	}
-	want := []byte(cardMark + "=" + uuid)
 	var out []Process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		p, err := ProcessOf(pid)
-		if err != nil || !p.isOurs() {
-			continue
-		}
-		env, err := os.ReadFile(fmt.Sprintf("%s/%d/environ", procDir, pid))
-		if err != nil {
-			continue
-		}
-		for _, v := range bytes.Split(env, []byte{0}) {
-			if bytes.Equal(v, want) && p.Lives() {
-				out = append(out, p)
-			}
+		if p, err := ProcessOf(pid); err == nil && p.isOurs() && p.hasMark(uuid) {
+			out = append(out, p)
 		}
 	}
 	return out

@@ -77,6 +77,9 @@ func serve(socket string) {
 				for pid := range servers {
 					fmt.Fprintln(c, pid)
 				}
+				if b, err := os.ReadFile("/standin/others"); err == nil {
+					c.Write(b)
+				}
 			case f[0] == "start_server" && len(servers) == 0 && !told("serverless"):
 				cmd := exec.Command("/usr/bin/nvidia-cuda-mps-server")
 				cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr // there is no /dev/null
@@ -99,6 +102,8 @@ func serve(socket string) {
 					fmt.Fprintln(c, "no such server")
 				case told("fault"):
 					fmt.Fprintln(c, "FAULT")
+				case told("flood"):
+					fmt.Fprint(c, "FAULT", strings.Repeat("\n\"and more\"", 30_000))
 				default:
 					fmt.Fprintln(c, "ACTIVE")
 				}

@@ -1,0 +1,99 @@
+package mps
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// headless, in the environment, makes this process one whose first thread has ended.
+const headless = "CARVE_TEST_HEADLESS"
+
+func init() {
+	if os.Getenv(headless) != "" {
+		go func() { select {} }()
+		// Initialization is on the first thread.
+		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
+	}
+}
+
+func TestProcessLivesWhileAnyThreadDoes(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{headless + "=1", cardMark + "=GPU-headless"}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	started, err := ProcessOf(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); firstState(t, cmd.Process.Pid) != 'Z'; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the first thread doesn't end")
+		}
+	}
+	if now, err := ProcessOf(started.PID); err != nil || now != started || !started.Lives() {
+		t.Errorf("%v is %v, %v", started, now, err)
+	}
+	if !started.hasMark("GPU-headless") || started.hasMark("GPU-other") {
+		t.Error("its card isn't known")
+	}
+	if err := started.kill(); err != nil {
+		t.Fatal(err)
+	}
+	if left := gone(t.Context(), []Process{started}); len(left) > 0 { // not waited for yet: a zombie of one thread
+		t.Errorf("%v", left)
+	}
+	if _, err := ProcessOf(started.PID); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of one that has ended: %v", err)
+	}
+	_ = cmd.Wait()
+}
+
+func firstState(t *testing.T, pid int) byte {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("%s/%d/stat", procDir, pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i] == ')' && i+2 < len(b) {
+			return b[i+2]
+		}
+	}
+	t.Fatalf("%q", b)
+	return 0
+}
+
+// A process that can't be looked at hasn't ended for that.
+func TestProcessThatCannotBeReadLives(t *testing.T) {
+	p, err := ProcessOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, read := ProcessOf(p.PID)
+	lives := p.Lives()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(read, unix.EMFILE) || !lives {
+		t.Errorf("lives: %v (%v)", lives, read)
+	}
+	p.Start++
+	if p.Lives() {
+		t.Error("another process of that pid is taken for it")
+	}
+}
