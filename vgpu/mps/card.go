@@ -26,8 +26,10 @@ type card struct {
 	loaded bool
 	// ended, of a daemon that this process started, gives how it ended.
 	ended chan string
-	// alone says that the driver's daemon takes no option for many users.
+	// alone says that the driver's daemon takes no option for many users, early how often
+	// in a row one that was given it ended before it served.
 	alone bool
+	early int
 	// probed is when the daemon was asked last, misses how often in a row it didn't
 	// answer, faulty since when a server is in fault.
 	probed time.Time
@@ -43,6 +45,10 @@ type card struct {
 
 // missesAllowed is how often in a row a daemon may leave a question unanswered.
 const missesAllowed = 2
+
+// earlyAllowed is how often in a row a daemon may end before it serves until it is tried
+// without the option for many users, though it has said nothing about that.
+const earlyAllowed = 3
 
 // run works on the card until ctx ends.
 func (c *card) run(ctx context.Context) {
@@ -173,6 +179,11 @@ func (c *card) begin(ctx context.Context) error {
 	if err := c.write(); err != nil {
 		return err
 	}
+	// Whoever takes the card for another mode reads the state after it no longer wants
+	// the daemon, so one of the two sees the other.
+	if wanted, err := c.Dir.IsWanted(c.uuid); err != nil || !wanted {
+		return err // the next tick gives the card back
+	}
 	if err := c.begin1(ctx); err != nil {
 		if ctx.Err() != nil {
 			return err
@@ -194,7 +205,7 @@ func (c *card) begin1(ctx context.Context) error {
 	}
 	var options []string
 	if !c.alone {
-		options = append(options, "-multiuser-server")
+		options = append(options, manyUsers)
 	}
 	c.stepped("daemon-start")
 	cmd, err := start(c.Dir, c.Root, c.uuid, options...)
@@ -205,7 +216,7 @@ func (c *card) begin1(ctx context.Context) error {
 	c.follow(cmd)
 	p, err := ProcessOf(cmd.Process.Pid)
 	if err != nil {
-		return c.early()
+		return c.endedEarly()
 	}
 	c.state.Daemon, c.state.Servers, c.state.ManyUsers = &p, nil, !c.alone
 	c.state.Epoch++
@@ -229,17 +240,19 @@ func (c *card) follow(cmd *exec.Cmd) {
 	}()
 }
 
-// early tells of a daemon that ended before it served. One that ends of its own will at
-// once may not know the option.
-func (c *card) early() error {
+// endedEarly tells of a daemon that ended before it served. One that ends of its own will
+// at once may not know the option.
+func (c *card) endedEarly() error {
 	how := ""
 	select {
 	case how = <-c.ended:
 	case <-time.After(time.Second):
 	}
 	if !c.alone && strings.HasPrefix(how, "exit status") {
-		c.alone, c.again, c.wait = true, time.Time{}, 0
-		return fmt.Errorf("the MPS daemon ended at once (%s); trying it with one user at a time", how)
+		if c.early++; c.early >= earlyAllowed || c.Dir.refusesOption(c.uuid) {
+			c.alone, c.early, c.wait = true, 0, 0
+			return fmt.Errorf("the MPS daemon ended at once (%s); trying it with one user at a time", how)
+		}
 	}
 	c.alone = false
 	return fmt.Errorf("the MPS daemon ended before it served: %s", how)
@@ -255,7 +268,7 @@ func (c *card) open(ctx context.Context) error {
 			return nil // the next tick ends it
 		}
 		if !c.state.Daemon.Lives() {
-			return c.early()
+			return c.endedEarly()
 		}
 		_, err := c.serve(ctx)
 		if err == nil {
@@ -268,7 +281,7 @@ func (c *card) open(ctx context.Context) error {
 			return fmt.Errorf("the MPS daemon isn't ready: %w", last)
 		}
 	}
-	c.probed, c.served = time.Now(), time.Now()
+	c.probed, c.served, c.early = time.Now(), time.Now(), 0
 	if err := c.become(true, ""); err != nil {
 		return err
 	}
@@ -409,8 +422,12 @@ func (c *card) fail(ctx context.Context, fault string) error {
 	c.log.Error("MPS daemon down", "error", fault)
 	err := errors.Join(c.become(false, fault), c.setMode(gpu.ComputeProhibited))
 	left := c.end(ctx)
-	if !c.served.IsZero() && time.Since(c.served) > c.Pace.AgainMost {
-		c.wait = 0
+	if !c.served.IsZero() {
+		if time.Since(c.served) > c.Pace.AgainMost {
+			c.wait = 0
+		}
+		// It may have been for another reason that it ended early with the option.
+		c.alone = false
 	}
 	c.served = time.Time{}
 	c.again = time.Now().Add(c.wait)
@@ -497,7 +514,7 @@ func (c *card) quit(ctx context.Context) error {
 		c.log.Warn("a card's folder for shared memory stays", "error", err)
 	}
 	c.state.Exclusive = false
-	c.again, c.wait = time.Time{}, 0
+	c.again, c.wait, c.served, c.alone = time.Time{}, 0, time.Time{}, false
 	c.log.Info("MPS has ended on the card", "epoch", c.state.Epoch)
 	return c.become(false, "")
 }

@@ -1,9 +1,11 @@
 package mps
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -26,9 +28,16 @@ const (
 	daemonLog     = "/usr/lib/carve/mps-log"
 )
 
+// daemonOut is the file in log/ that has what a daemon of now writes to its output.
+const daemonOut = "daemon.log"
+
 // shmBytes bounds the tmpfs of one card. What is written there counts against the
 // memory of the container that writes it.
 const shmBytes = 1 << 30
+
+// logBytes bounds the tmpfs of what daemon and servers have to say, of now and of the
+// time before. It goes when MPS ends on the card without a fault.
+const logBytes = 16 << 20
 
 // pipeBytes and pipeInodes bound the tmpfs of the pipe folder, in which tenants that are
 // root may write what they like. A daemon has a handful of small files there.
@@ -49,6 +58,7 @@ func (d Dir) mounts(uuid string) []mount {
 		// The daemon, root on the node, must follow no link that a tenant put there.
 		// Kernels before 5.10 take no notice of that flag.
 		{d.Pipe(uuid), flags | unix.MS_NOSYMFOLLOW, fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", pipeBytes, pipeInodes)},
+		{d.log(uuid), flags, fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", logBytes, pipeInodes)},
 		{d.Shm(uuid), flags, fmt.Sprintf("size=%d,mode=1777", shmBytes)},
 	}
 }
@@ -62,9 +72,6 @@ type mount struct {
 // makeDirs makes what daemon and clients share. What an earlier daemon left in the pipe
 // folder goes; the folder stays, containers have it mounted.
 func (d Dir) makeDirs(uuid string) error {
-	if err := os.MkdirAll(d.log(uuid), 0o755); err != nil {
-		return err
-	}
 	for _, m := range d.mounts(uuid) {
 		if err := os.MkdirAll(m.dir, 0o755); err != nil {
 			return err
@@ -80,15 +87,24 @@ func (d Dir) makeDirs(uuid string) error {
 	if err := d.clearPipe(uuid); err != nil {
 		return err
 	}
-	logs, err := os.ReadDir(d.log(uuid))
+	return d.turnLogs(uuid)
+}
+
+// turnLogs puts what an earlier daemon had to say aside, and makes room for the next.
+func (d Dir) turnLogs(uuid string) error {
+	logs, err := filepath.Glob(filepath.Join(d.log(uuid), "*.log"))
 	if err != nil {
 		return err
 	}
-	for _, e := range logs {
-		if strings.HasSuffix(e.Name(), ".log") {
-			if err := os.Rename(filepath.Join(d.log(uuid), e.Name()), filepath.Join(d.log(uuid), e.Name()+".old")); err != nil {
+	for _, path := range logs {
+		// How it began says more than how it went on.
+		if st, err := os.Lstat(path); err == nil && st.Mode().IsRegular() && st.Size() > logBytes/8 {
+			if err := os.Truncate(path, logBytes/8); err != nil {
 				return err
 			}
+		}
+		if err := os.Rename(path, path+".old"); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -147,7 +163,7 @@ func isMountPoint(dir string) (bool, error) {
 // start starts a card's daemon in the driver's root, in a mount namespace of its own in
 // which the card's folders lie where clients have them. It outlives this process.
 func start(d Dir, root gpu.Root, uuid string, options ...string) (*exec.Cmd, error) {
-	out, err := os.OpenFile(filepath.Join(d.log(uuid), "daemon.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	out, err := os.OpenFile(filepath.Join(d.log(uuid), daemonOut), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -156,21 +172,33 @@ func start(d Dir, root gpu.Root, uuid string, options ...string) (*exec.Cmd, err
 	cmd.Env = append(environment(), "CUDA_VISIBLE_DEVICES="+uuid, cardMark+"="+uuid)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", out, out
 	cmd.SysProcAttr = &unix.SysProcAttr{Chroot: root.Directory(), Setsid: true}
-	failed := make(chan error)
-	go func() {
-		// This thread has the namespace, the daemon is born of it, and both threads and
-		// goroutine end here: a locked one is thrown away.
-		runtime.LockOSThread()
-		err := enter(d, root, uuid)
-		if err == nil {
+	// The thread has the namespace, and the daemon is born of it.
+	onThread(func() {
+		if err = enter(d, root, uuid); err == nil {
 			err = cmd.Start()
 		}
-		failed <- err
-	}()
-	if err := <-failed; err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
 	return cmd, nil
+}
+
+// onThread calls f on a thread that ends with it.
+func onThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked, so the runtime ends the thread, but
+		if unix.Gettid() == unix.Getpid() {
+			// it can't end the first one. With that kept here, f gets another.
+			onThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		f()
+	}()
+	<-done
 }
 
 func environment() []string {
@@ -229,6 +257,21 @@ const answerBytes = 4 << 10
 func (a *answer) Write(b []byte) (int, error) {
 	*a = append(*a, b[:min(len(b), answerBytes-len(*a))]...)
 	return len(b), nil
+}
+
+// manyUsers is the option by which one server serves all user ids.
+const manyUsers = "-multiuser-server"
+
+// refusesOption reports whether what a daemon that ended has said is about its options.
+func (d Dir) refusesOption(uuid string) bool {
+	f, err := os.OpenFile(filepath.Join(d.log(uuid), daemonOut), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	said, err := io.ReadAll(io.LimitReader(f, maxFileBytes))
+	said = bytes.ToLower(said)
+	return err == nil && (bytes.Contains(said, []byte("usage")) || bytes.Contains(said, []byte("multiuser")))
 }
 
 // control gives a daemon one command, and returns what it answers.

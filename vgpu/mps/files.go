@@ -23,7 +23,7 @@ const Version = 1
 //	wanted.json  by the agent: the card's daemon is wanted; gone: it isn't
 //	state.json   by the keeper: what is
 //	pipe/        where clients find the daemon, a small tmpfs
-//	log/         what daemon and servers have to say
+//	log/         what daemon and servers have to say, a tmpfs
 //	shm/         a tmpfs, the /dev/shm of daemon, servers and clients
 type Dir string
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -95,5 +96,43 @@ func TestProcessThatCannotBeReadLives(t *testing.T) {
 	p.Start++
 	if p.Lives() {
 		t.Error("another process of that pid is taken for it")
+	}
+}
+
+func TestThreadEndsWithWhatRanOnIt(t *testing.T) {
+	for range 200 {
+		tid := 0
+		onThread(func() { tid = unix.Gettid() })
+		if tid == 0 || tid == os.Getpid() {
+			t.Fatalf("it ran on thread %d of process %d", tid, os.Getpid())
+		}
+		path := fmt.Sprintf("%s/self/task/%d", procDir, tid)
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("thread %d stays", tid)
+			}
+		}
+	}
+}
+
+func TestLogsLeaveRoomForTheNextDaemon(t *testing.T) {
+	r := newRig(t)
+	if err := r.dir.makeDirs(card0); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(r.dir.log(card0), daemonOut)
+	for range 3 {
+		if err := os.WriteFile(path, make([]byte, 2*logBytes), 0o644); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("a log without end: %v", err)
+		}
+		if err := r.dir.makeDirs(card0); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, make([]byte, logBytes/2), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -53,6 +53,13 @@ func serve(socket string) {
 		fmt.Println("usage")
 		os.Exit(1)
 	}
+	if os.Remove("/standin/once") == nil {
+		fmt.Println("no card is there yet")
+		os.Exit(1)
+	}
+	if told("mute") && slices.Contains(os.Args, "-multiuser-server") {
+		os.Exit(1)
+	}
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		fmt.Println(err)
