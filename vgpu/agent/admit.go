@@ -101,6 +101,11 @@ func succeeds(old, new api.Grant) error {
 	if new.Generation == old.Generation {
 		return fmt.Errorf("the grant differs from the one in force and has the same generation %d: it is forged, or written twice", new.Generation)
 	}
+	for name := range new.Containers {
+		if old.Containers[name] == nil {
+			return fmt.Errorf("the grant of generation %d has cards for container %s, which has none in force: a resize changes amounts only", new.Generation, name)
+		}
+	}
 	for name, cards := range old.Containers {
 		after := new.Containers[name]
 		if len(after) != len(cards) {
@@ -193,6 +198,7 @@ func (n node) oneMode(c candidate, renewed bool) error {
 		}
 	}
 	for name, cards := range c.grant.Containers {
+		has := n.held[c.uid].Grant.Containers[name]
 		for i, cg := range cards {
 			if !cg.Mode.Share() {
 				continue
@@ -201,7 +207,7 @@ func (n node) oneMode(c candidate, renewed bool) error {
 				return fmt.Errorf("container %s was granted card %s in mode %s, and the card is shared in mode %s: one mode at a time", name, cg.Card, cg.Mode, other)
 			}
 			mode[cg.Card] = cg.Mode
-			if renewed && cg.Mode != api.ModeVGPU && cg != n.held[c.uid].Grant.Containers[name][i] {
+			if renewed && cg.Mode != api.ModeVGPU && (i >= len(has) || cg != has[i]) {
 				return fmt.Errorf("container %s holds card %s in mode %s, whose amounts can't change while it runs: what a client of MPS gets is fixed at its start, and nothing holds a slice of time", name, cg.Card, cg.Mode)
 			}
 		}

@@ -230,8 +230,9 @@ type use struct {
 	// started says that it had a process for sure.
 	started bool
 	// adjusted is false for a container that should have a card and was started
-	// without the hook; stopped says that we did something about it.
-	adjusted, stopped bool
+	// without the hook; stopped says that we did something about it; lostTold that its
+	// pod heard that it keeps its card from an MPS server and isn't stopped.
+	adjusted, stopped, lostTold bool
 	// asked says that the device plugin marked it.
 	asked bool
 	// devices are those in its specification; accessLost says that some of them

@@ -243,7 +243,7 @@ func (a *Agent) Synchronize(list []RuntimeContainer) {
 	for _, c := range list {
 		a.containers[c.ID] = use{
 			uid: c.PodUID, container: c.Name, hostPID: c.HostPID, started: c.HostPID != 0,
-			adjusted: c.Adjusted, asked: c.Asked, stopped: before[c.ID].stopped, devices: c.Devices,
+			adjusted: c.Adjusted, asked: c.Asked, stopped: before[c.ID].stopped, lostTold: before[c.ID].lostTold, devices: c.Devices,
 		}
 		if h := a.held[c.PodUID]; h != nil && c.Adjusted {
 			h.used[c.Name] = true

@@ -56,11 +56,14 @@ func (a *Agent) placeHere(p pod) error {
 		return errors.New("a pod came past the extender, and this node doesn't know yet what its cards hold")
 	}
 	n := a.ledger()
-	grant, err := a.Place(LocalPod{UID: p.uid, Node: a.Node, Request: p.request, Cards: a.rooms(n)})
-	c := candidate{grant: grant, uid: p.uid, order: p.order}
-	if err == nil {
-		err = n.admit(c)
-	}
+	var grant api.Grant
+	err := a.guarded(func() (err error) {
+		grant, err = a.Place(LocalPod{UID: p.uid, Node: a.Node, Request: p.request, Cards: a.rooms(n)})
+		if err == nil {
+			err = n.admit(candidate{grant: grant, uid: p.uid, order: p.order})
+		}
+		return err
+	})
 	if err != nil {
 		a.mu.Unlock()
 		a.refuse(p.uid, fmt.Sprintf("the pod came past carve's scheduler extender, and on this node it can't be placed: %v", err))

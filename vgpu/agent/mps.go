@@ -51,7 +51,10 @@ type mpsState struct {
 // mpsCard is what is known of one card's daemon.
 type mpsCard struct {
 	wanted bool
-	state  mps.State
+	// turning says that the keeper is being told another wish than wanted: until it was
+	// told, and what it made of the card was read after that, the card is nobody's.
+	turning bool
+	state   mps.State
 	// fault says why the state can't be read.
 	fault string
 	// down is since when it doesn't serve, lost since when with a keeper at work, both
@@ -187,13 +190,21 @@ func (a *Agent) lookAtMPS() {
 	a.mu.Lock()
 	want := a.mpsWanted()
 	before, sure := a.mps, a.stands
-	a.mu.Unlock()
 	for uuid := range before.cards {
 		if !want[uuid] {
 			want[uuid] = false // one of which nobody says anything any more
 		}
 	}
+	// A container that is booked from here on isn't in want, and must not take the card
+	// as it was before: in mode mps its daemon would be ended under it, in another one
+	// the card would be taken from it.
+	turned := before.turn(want, sure)
+	a.mps.cards = turned
+	a.mu.Unlock()
 	for uuid, wanted := range want {
+		if turned[uuid].turning {
+			a.stepped("mps-wish")
+		}
 		is := before.cards[uuid]
 		var err error
 		switch {
@@ -255,8 +266,8 @@ func (a *Agent) lookAtMPS() {
 	remember := !maps.Equal(now.epochs, before.epochs)
 	changed := now.unserved != before.unserved || !maps.EqualFunc(now.cards, before.cards, mpsCard.same)
 	a.mps = now
-	if changed {
-		a.wake()
+	if changed || !maps.EqualFunc(turned, before.cards, func(c, d mpsCard) bool { return c.turning == d.turning }) {
+		a.wake() // also who waited for a card that was turning
 	}
 	a.mu.Unlock()
 	if remember {
@@ -273,13 +284,26 @@ func (a *Agent) lookAtMPS() {
 		if c.lost.IsZero() || time.Since(c.lost) < a.lostGrace() {
 			continue
 		}
-		if stopped := a.stopLost(uuid); stopped != nil {
+		if stopped := a.stopLost(uuid, c.state); stopped != nil {
 			a.mu.Lock()
 			c.owed = append(slices.Clone(c.owed), stopped...)
 			a.mps.cards[uuid] = c
 			a.mu.Unlock()
 		}
 	}
+}
+
+// turn marks the cards whose keeper is about to be told another wish.
+func (s mpsState) turn(want map[string]bool, sure bool) map[string]mpsCard {
+	out := make(map[string]mpsCard, len(s.cards))
+	maps.Copy(out, s.cards)
+	for uuid, wanted := range want {
+		c := out[uuid]
+		if c.turning = wanted != c.wanted && (wanted || sure); c.turning {
+			out[uuid] = c
+		}
+	}
+	return out
 }
 
 // releaseCards gives back the cards that a keeper left which isn't there any more, those
@@ -291,7 +315,7 @@ func (a *Agent) releaseCards(now mpsState, want map[string]bool) (any bool) {
 	a.mu.Unlock()
 	for uuid, c := range now.cards {
 		_, here := uuids[uuid]
-		if want[uuid] || c.wanted || c.fault != "" || c.state.Idle() && c.state.Error == "" || door == nil || !here || time.Now().Before(a.releaseNext) {
+		if want[uuid] || c.wanted || c.fault == "" && c.state.Idle() && c.state.Error == "" || door == nil || !here || time.Now().Before(a.releaseNext) {
 			continue
 		}
 		err := mps.Release(context.Background(), mps.Config{
@@ -371,7 +395,7 @@ func (a *Agent) unready(cards []api.CardGrant) string {
 		m := a.mps.cards[c.Card]
 		name := a.cardName(c.Card)
 		switch {
-		case c.Mode == api.ModeMPS && m.state.Ready && m.wanted && m.fault == "" && a.mps.unserved == "":
+		case c.Mode == api.ModeMPS && m.state.Ready && m.wanted && !m.turning && m.fault == "" && a.mps.unserved == "":
 		case c.Mode == api.ModeMPS && a.mps.unserved != "":
 			return fmt.Sprintf("card %s has no MPS daemon: %s", name, a.mps.unserved)
 		case c.Mode == api.ModeMPS && m.fault != "":
@@ -380,7 +404,7 @@ func (a *Agent) unready(cards []api.CardGrant) string {
 			return fmt.Sprintf("the MPS daemon of card %s isn't ready: %s", name, m.state.Error)
 		case c.Mode == api.ModeMPS:
 			return fmt.Sprintf("the MPS daemon of card %s is being started", name)
-		case m.fault == "" && m.state.Idle():
+		case m.fault == "" && m.state.Idle() && !m.wanted && !m.turning:
 		default:
 			// One process could use it, and perhaps none.
 			return fmt.Sprintf("card %s was given in mode mps before, and MPS hasn't let go of it yet: %s", name,

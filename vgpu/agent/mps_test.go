@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -346,6 +348,129 @@ func TestACardThatAKeeperLeftIsGivenBack(t *testing.T) {
 	eventually(t, "others may use it", func() bool { return n.prepared("share", "app") })
 }
 
+// What can't be read of a card is no reason to leave it held to one process for ever.
+func TestACardWhoseStateCantBeReadIsGivenBack(t *testing.T) {
+	n := startNode(t)
+	n.link()
+	k := withKeeper(n)
+	k.says(cardA, mps.State{Epoch: 3, Exclusive: true})
+	if err := n.cards.SetComputeMode(cardA, gpu.ComputeProhibited); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.mpsDir().Card(cardA), "state.json"), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.lookAtMPS()
+	if m, _ := n.cards.ComputeMode(cardA); m != gpu.ComputeProhibited {
+		t.Error("the agent set a compute mode beside a keeper")
+	}
+	k.lock.Close()
+	eventually(t, "it is given back", func() bool {
+		s, err := n.mpsDir().State(cardA)
+		m, _ := n.cards.ComputeMode(cardA)
+		return err == nil && s.Idle() && s.Error == "" && m == gpu.ComputeDefault
+	})
+}
+
+// A container that comes while the keeper is being told that nobody wants the card any
+// more doesn't start with a daemon that is about to be ended.
+func TestNobodyStartsOnACardWhoseWishTurns(t *testing.T) {
+	var armed atomic.Bool
+	at, on := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(on) })
+	n := startNode(t, func(c *Config) {
+		c.step = func(name string) {
+			if name == "mps-wish" && armed.CompareAndSwap(true, false) {
+				close(at)
+				<-on
+			}
+		}
+	})
+	t.Cleanup(goOn) // before the agent is stopped
+	k := withKeeper(n)
+	n.link()
+	n.api.setPod(podWith(t, "u", grantOf("u", 1, modeShare(cardA, 8000, 30, api.ModeMPS))))
+	k.wanted(cardA, true)
+	k.says(cardA, serving(1))
+	eventually(t, "it is prepared", func() bool { return n.prepared("u", "app") })
+	eventually(t, "the report is written", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.stands })
+	armed.Store(true)
+	n.api.deletePod("u")
+	<-at
+	n.api.setPod(podWith(t, "next", grantOf("next", 1, modeShare(cardA, 8000, 30, api.ModeMPS))))
+	eventually(t, "the next one is booked", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.held["next"] != nil && n.held["next"].prepared
+	})
+	if n.prepared("next", "app") {
+		t.Error("a container may start with a daemon of which the keeper is being told that nobody wants it")
+	}
+	goOn()
+	eventually(t, "it starts when the daemon is wanted again", func() bool { return n.prepared("next", "app") })
+	k.wanted(cardA, true)
+}
+
+func TestWhoMayUseACard(t *testing.T) {
+	free := mps.State{Epoch: 4}
+	for name, c := range map[string]struct {
+		card        mpsCard
+		mps, others bool
+	}{
+		"one that MPS never had":             {mpsCard{}, false, true},
+		"one that MPS has let go of":         {mpsCard{state: free}, false, true},
+		"served":                             {mpsCard{wanted: true, state: serving(4)}, true, false},
+		"served and not wanted":              {mpsCard{state: serving(4)}, false, false},
+		"served, about to be not wanted":     {mpsCard{wanted: true, turning: true, state: serving(4)}, false, false},
+		"served, about to be wanted again":   {mpsCard{turning: true, state: serving(4)}, false, false},
+		"free, and wanted":                   {mpsCard{wanted: true, state: free}, false, false},
+		"free, about to be wanted":           {mpsCard{turning: true, state: free}, false, false},
+		"free, about to be not wanted":       {mpsCard{wanted: true, turning: true, state: free}, false, false},
+		"free as far as it can be read":      {mpsCard{fault: "x"}, false, false},
+		"held to one process, nobody serves": {mpsCard{state: mps.State{Exclusive: true}}, false, false},
+	} {
+		a := &Agent{mps: mpsState{cards: map[string]mpsCard{cardA: c.card}}}
+		for _, mode := range []api.Mode{api.ModeMPS, api.ModeVGPU, api.ModeTimeslice, api.ModeExclusive} {
+			want := c.others
+			if mode == api.ModeMPS {
+				want = c.mps
+			}
+			if why := a.unready([]api.CardGrant{{Card: cardA, MemMiB: 1, Mode: mode}}); (why == "") != want {
+				t.Errorf("%s, for mode %s: %q", name, mode, why)
+			}
+		}
+	}
+	is := mpsState{cards: map[string]mpsCard{"a": {wanted: true}, "b": {}, "c": {wanted: true}}}
+	want := map[string]bool{"a": false, "b": true, "c": true, "d": true, "e": false}
+	for sure, turns := range map[bool]string{true: "abd", false: "bd"} {
+		got := ""
+		for _, uuid := range []string{"a", "b", "c", "d", "e"} {
+			if is.turn(want, sure)[uuid].turning {
+				got += uuid
+			}
+		}
+		if got != turns || is.cards["a"].turning {
+			t.Errorf("sure %v: %q turn, want %q", sure, got, turns)
+		}
+	}
+}
+
+// A part that panics is started again; what it held mustn't stay held.
+func TestWhatPanicsUnderTheLockLetsGoOfIt(t *testing.T) {
+	a := &Agent{}
+	a.mu.Lock()
+	if err := a.guarded(func() error { return os.ErrInvalid }); err != os.ErrInvalid || a.mu.TryLock() {
+		t.Errorf("%v, or the lock was let go of", err)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_ = a.guarded(func() error { panic("x") })
+	}()
+	if !a.mu.TryLock() {
+		t.Error("the lock stays held")
+	}
+}
+
 func TestASliceOfTimeHasTheDriverAsItIs(t *testing.T) {
 	n := startNode(t)
 	n.link()
@@ -390,11 +515,19 @@ func TestOneModeACard(t *testing.T) {
 	hold := func(uid string, mode api.Mode) map[string]record {
 		return map[string]record{uid: {State: stateHeld, Grant: grantOf(uid, 1, modeShare(cardA, 1000, 10, mode)), Order: appOrder("app")}}
 	}
+	more := func(mode api.Mode) map[string][]api.CardGrant {
+		g := modeShare(cardA, 1000, 10, mode)
+		g["b"] = modeShare(cardA, 1, 1, mode)["app"]
+		return g
+	}
 	for name, c := range map[string]struct {
 		grant api.Grant
 		held  map[string]record
 		want  string
 	}{
+		"a container more, mps":       {grantOf("u", 2, more(api.ModeMPS)), hold("u", api.ModeMPS), "has cards for container b, which has none in force"},
+		"a container more, time":      {grantOf("u", 2, more(api.ModeTimeslice)), hold("u", api.ModeTimeslice), "has cards for container b, which has none in force"},
+		"a container more, vgpu":      {grantOf("u", 2, more(api.ModeVGPU)), hold("u", api.ModeVGPU), "has cards for container b, which has none in force"},
 		"mps on an empty card":        {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeMPS)), nil, ""},
 		"mps beside mps":              {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeMPS)), hold("v", api.ModeMPS), ""},
 		"time beside time":            {grantOf("u", 1, modeShare(cardA, 1, 1, api.ModeTimeslice)), hold("v", api.ModeTimeslice), ""},
@@ -448,67 +581,5 @@ func TestLimitsThatNeedNoClientAllowMore(t *testing.T) {
 		if within, same := withinGranted(c.have, want), sameGranted(c.have, want); within != c.within || same != c.same {
 			t.Errorf("%s: within %v, same %v", what, within, same)
 		}
-	}
-}
-
-// node-21: a program that outlives its server keeps the card from the next one. It is
-// stopped, and no other program is.
-func TestAProgramThatKeepsItsCardFromTheNextServerIsStopped(t *testing.T) {
-	for name, may := range map[string]bool{"stopped": true, "kept": false} {
-		t.Run(name, func(t *testing.T) {
-			n := startNode(t, func(c *Config) { c.StopUnadjusted, c.grace = may, time.Millisecond })
-			k := withKeeper(n)
-			n.link()
-			for uid, mode := range map[string]api.Mode{"idle": api.ModeMPS, "none": api.ModeMPS} {
-				n.api.setPod(podWith(t, uid, grantOf(uid, 1, modeShare(cardA, 1000, 10, mode))))
-			}
-			n.api.setPod(podWith(t, "other", grantOf("other", 1, map[string][]api.CardGrant{"app": shareOf(cardB, 1000, 0)})))
-			k.wanted(cardA, true)
-			k.says(cardA, serving(1))
-			box := map[string]*boxed{}
-			for _, uid := range []string{"idle", "none", "other"} {
-				eventually(t, uid+" is prepared", func() bool { return n.prepared(uid, "app") })
-				box[uid] = n.runBox(uid, "app")
-			}
-			n.cards.mu.Lock()
-			n.cards.processes = []gpu.Process{{PID: box["idle"].cmd.Process.Pid}}
-			n.cards.mu.Unlock()
-			n.lookAtMPS()
-			n.lookAtMPS()
-			if strings.Contains(n.api.said(), reasonMPSStopped) {
-				t.Fatal("one was stopped while its daemon serves")
-			}
-			// With no keeper at work nothing would be gained.
-			k.lock.Close()
-			k.says(cardA, down(1, "the MPS daemon (process 77) has ended: signal: killed"))
-			n.lookAtMPS()
-			n.lookAtMPS()
-			if strings.Contains(n.api.said(), reasonMPSStopped) {
-				t.Fatal("one was stopped for a keeper that isn't there")
-			}
-			k.begin()
-			eventually(t, "the pod is told why", func() bool {
-				return strings.Contains(n.api.said(), "pod-idle MPSContextLost: container app lost its context with the MPS server of card 0 ("+cardA+")")
-			})
-			if may {
-				eventually(t, "it is stopped", box["idle"].dead)
-				n.gone(box["idle"])
-			}
-			n.lookAtMPS()
-			n.lookAtMPS()
-			if !may && box["idle"].dead() || box["none"].dead() || box["other"].dead() {
-				t.Error("one was stopped that shouldn't be")
-			}
-			k.says(cardA, serving(2))
-			if may {
-				eventually(t, "it hears that it can start", func() bool {
-					return strings.Contains(n.api.said(), "pod-idle MPSRestarted: card 0 ("+cardA+"): its MPS daemon serves again")
-				})
-			}
-			eventually(t, "those that run hear it, too", func() bool { return strings.Contains(n.api.said(), "pod-none MPSRestarted: ") })
-			if said := n.api.said(); strings.Count(said, reasonMPSStopped) != 1 || strings.Contains(said, "pod-idle MPSContextLost") && strings.Contains(said, "it is stopped") != may {
-				t.Errorf("told:\n%s", said)
-			}
-		})
 	}
 }

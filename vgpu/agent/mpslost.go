@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/mps"
 	"github.com/carve-gpu/carve/vgpu/region"
 )
 
@@ -41,9 +42,19 @@ func lostSince(was, is mpsCard, unserved string, now time.Time) time.Time {
 	return was.lost
 }
 
-// stopLost stops the containers whose programs keep a card from its next server, and
-// returns whom that concerns.
-func (a *Agent) stopLost(uuid string) []affected {
+// staysDown reports whether a card's daemon is down as it was when seen was read, and no
+// new one has a server: whoever has a context there has one that is lost. The keeper may
+// have gone on while others were told and the driver was asked.
+func (a *Agent) staysDown(uuid string, seen mps.State) bool {
+	is, err := a.mpsDir().State(uuid)
+	serves := is.Daemon != nil && is.Daemon.Lives() && slices.ContainsFunc(is.Servers, mps.Process.Lives)
+	return err == nil && !is.Ready && is.Epoch == seen.Epoch && is.Since.Equal(seen.Since) && !serves
+}
+
+// stopLost stops the containers whose programs keep a card from its next server, as long
+// as things stand as seen says, and returns whom that concerns. One that can't be stopped
+// is tried again at the next look.
+func (a *Agent) stopLost(uuid string, seen mps.State) []affected {
 	type client struct {
 		id string
 		use
@@ -98,38 +109,46 @@ func (a *Agent) stopLost(uuid string) []affected {
 		if !has[c.id] || c.stopped {
 			continue
 		}
-		a.mu.Lock()
-		u, runs := a.containers[c.id]
-		if runs {
-			u.stopped = true
-			a.containers[c.id] = u
+		if !a.staysDown(uuid, seen) {
+			break // the next look goes by what is then
 		}
+		a.mu.Lock()
+		_, runs := a.containers[c.id]
 		p := a.named(c.uid)
 		a.mu.Unlock()
 		if !runs {
 			continue
 		}
+		var err error
+		if a.StopUnadjusted {
+			err = killContainer(c.hostPID, c.id)
+		}
+		stopped := a.StopUnadjusted && err == nil
+		a.mu.Lock()
+		if u, runs := a.containers[c.id]; runs {
+			u.stopped, u.lostTold = stopped, true
+			a.containers[c.id] = u
+		}
+		a.mu.Unlock()
+		if stopped && !p.never {
+			out = append(out, affected{p, c.container})
+		}
+		if c.lostTold && !stopped {
+			continue
+		}
 		message := fmt.Sprintf("container %s lost its context with the MPS server of card %s: nothing is left of what it had there, and while its program runs no new server can start", c.container, name)
 		switch {
-		case a.StopUnadjusted && p.never:
+		case stopped && p.never:
 			message += "; it is stopped, and as its pod doesn't restart containers (restartPolicy Never), the pod fails"
-		case a.StopUnadjusted:
+		case stopped:
 			message += "; it is stopped, so that it starts again once the card is served"
+		case err != nil:
+			message += "; it can't be stopped, which is tried again: " + err.Error()
 		default:
 			message += "; delete the pod (this node's agent stops no containers: --keep-unadjusted)"
 		}
-		a.Log.Warn("a program keeps its card from the next MPS server", "pod", p.namespace+"/"+p.name, "container", c.container, "id", c.id, "card", uuid, "stop", a.StopUnadjusted)
+		a.Log.Warn("a program keeps its card from the next MPS server", "pod", p.namespace+"/"+p.name, "container", c.container, "id", c.id, "card", uuid, "stop", a.StopUnadjusted, "error", err)
 		a.event(p, corev1.EventTypeWarning, reasonMPSStopped, message)
-		if !a.StopUnadjusted {
-			continue
-		}
-		if err := killContainer(c.hostPID, c.id); err != nil {
-			a.Log.Error("a container that keeps its card from the next MPS server can't be stopped", "id", c.id, "error", err)
-			continue
-		}
-		if !p.never {
-			out = append(out, affected{p, c.container})
-		}
 	}
 	return out
 }

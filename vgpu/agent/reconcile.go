@@ -174,7 +174,7 @@ func (a *Agent) take(c found) error {
 	if inForce != nil {
 		n.held[c.uid] = inForce.record
 	}
-	if err := n.admit(c.candidate); err != nil {
+	if err := a.guarded(func() error { return n.admit(c.candidate) }); err != nil {
 		a.mu.Unlock()
 		switch {
 		case !a.hardwareReady():
@@ -197,6 +197,19 @@ func (a *Agent) take(c found) error {
 		return a.bookAndUnlock(r)
 	}
 	return a.resizeAndUnlock(r, inForce)
+}
+
+// guarded does something under a.mu, which is held before and after it, except where it
+// panics: a part that panics is started again, and none could go on if a.mu stayed held.
+func (a *Agent) guarded(do func() error) (err error) {
+	whole := false
+	defer func() {
+		if !whole {
+			a.mu.Unlock()
+		}
+	}()
+	err, whole = do(), true
+	return err
 }
 
 // putInPlace makes the files of a record and tells everyone.
