@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const char *root(void) { return state_open()->device_prefix; }
@@ -195,4 +196,22 @@ uint64_t mps_do(child *c, int what, uint64_t argument) {
 void mps_end(child *c) {
   mps_say(c, DO_END, 0);
   child_end(c);
+}
+
+int mps_scenes(const mps_scene *scenes, unsigned int count) {
+  int bad = 0;
+  for (unsigned int i = 0; i < count; i++) {
+    int status = 0;
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+      scenes[i]();
+      mps_clear();
+      exit(finish() ? 3 : 0);
+    }
+    waitpid(pid, &status, 0);
+    bad += status != 0;
+  }
+  check(bad == 0, "all scenes came to their end");
+  return finish();
 }

@@ -45,6 +45,10 @@ uint64_t mps_do(child *c, int what, uint64_t argument);
 void mps_say(child *c, int what, uint64_t argument);
 void mps_end(child *c);
 
+/* Runs each scene in a process of its own and clears up after it: what main returns. */
+typedef void (*mps_scene)(void);
+int mps_scenes(const mps_scene *scenes, unsigned int count);
+
 /* Waits until good gives true, for ten seconds at most. */
 bool mps_until(bool (*good)(const void *about), const void *about);
 bool mps_is_gone(const void *pid);

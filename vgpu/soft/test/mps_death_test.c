@@ -271,23 +271,7 @@ static void quits(void) {
   mps_end(&c);
 }
 
-typedef void (*scene)(void);
-
 int main(void) {
-  static const scene scenes[] = {clients_die, terminated, fault, server_dies, server_dies_and_nobody_looks, daemon_dies, daemon_dies_in_talk, quits};
-  int bad = 0;
-  for (unsigned int i = 0; i < sizeof scenes / sizeof scenes[0]; i++) {
-    int status = 0;
-    fflush(stdout);
-    pid_t pid = fork();
-    if (pid == 0) {
-      scenes[i]();
-      mps_clear();
-      exit(finish() ? 3 : 0);
-    }
-    waitpid(pid, &status, 0);
-    bad += status != 0;
-  }
-  check(bad == 0, "all scenes came to their end");
-  return finish();
+  static const mps_scene scenes[] = {clients_die, terminated, fault, server_dies, server_dies_and_nobody_looks, daemon_dies, daemon_dies_in_talk, quits};
+  return mps_scenes(scenes, sizeof scenes / sizeof scenes[0]);
 }

@@ -281,23 +281,7 @@ static void server_death(void) {
   stop(2);
 }
 
-typedef void (*scene)(void);
-
 int main(void) {
-  static const scene scenes[] = {half, halves, narrow, crowded, thirds, wide, patience, own_streams, against_others, two_of_each, utilization, deaths, server_death};
-  int bad = 0;
-  for (unsigned int i = 0; i < sizeof scenes / sizeof scenes[0]; i++) {
-    int status = 0;
-    fflush(stdout);
-    pid_t pid = fork();
-    if (pid == 0) {
-      scenes[i]();
-      mps_clear();
-      exit(finish() ? 3 : 0);
-    }
-    waitpid(pid, &status, 0);
-    bad += status != 0;
-  }
-  check(bad == 0, "all scenes came to their end");
-  return finish();
+  static const mps_scene scenes[] = {half, halves, narrow, crowded, thirds, wide, patience, own_streams, against_others, two_of_each, utilization, deaths, server_death};
+  return mps_scenes(scenes, sizeof scenes / sizeof scenes[0]);
 }
