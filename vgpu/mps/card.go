@@ -35,6 +35,8 @@ type card struct {
 	probed time.Time
 	misses int
 	faulty time.Time
+	// unheld is how often in a row the card couldn't be held to one process.
+	unheld int
 	// again is when it may be started next, wait the pause behind that; served since
 	// when it serves.
 	again  time.Time
@@ -43,7 +45,8 @@ type card struct {
 	said   string
 }
 
-// missesAllowed is how often in a row a daemon may leave a question unanswered.
+// missesAllowed is how often in a row a daemon may leave a question unanswered, and the
+// driver refuse to hold the card to one process.
 const missesAllowed = 2
 
 // earlyAllowed is how often in a row a daemon may end before it serves until it is tried
@@ -355,6 +358,12 @@ func (c *card) probe(ctx context.Context) error {
 	before := c.state.Servers
 	if err := c.setMode(gpu.ComputeExclusiveProcess); err != nil {
 		c.log.Error("the card can't be held to one process", "error", err)
+		if c.unheld++; c.unheld >= missesAllowed {
+			// Its clients go on: nothing of theirs is lost. But no more come.
+			return c.become(false, "the card can't be held to one process: "+err.Error())
+		}
+	} else {
+		c.unheld = 0
 	}
 	started, err := c.serve(ctx)
 	switch {

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +33,21 @@ func TestManyUsersAreGivenUpForAReasonOnly(t *testing.T) {
 	r.signal(*s.Daemon, unix.SIGKILL)
 	if s = r.ready(s.Epoch); !s.ManyUsers {
 		t.Errorf("%+v", s)
+	}
+}
+
+// node-21: a card that everybody may use isn't given out as one that is held.
+func TestCardThatCannotBeHeldTakesNoClients(t *testing.T) {
+	r := newRig(t)
+	r.keeper()
+	r.want(true)
+	before := r.ready(0)
+	r.mode.deaf(t, true)
+	r.until("the reason", func(s State) bool { return !s.Ready && strings.Contains(s.Error, "can't be held to one process") })
+	r.mode.deaf(t, false)
+	// What clients have has stayed.
+	if after := r.ready(0); after.Epoch != before.Epoch || *after.Daemon != *before.Daemon {
+		t.Errorf("%+v, before %+v", after, before)
 	}
 }
 

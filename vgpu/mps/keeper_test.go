@@ -82,7 +82,22 @@ var card0 string
 // modeFile stands for the card's compute mode, which outlives processes.
 type modeFile string
 
+// deaf has the driver answer nothing but errors.
+func (f modeFile) deaf(t *testing.T, on bool) {
+	t.Helper()
+	err := os.WriteFile(string(f)+".deaf", nil, 0o600)
+	if !on {
+		err = os.Remove(string(f) + ".deaf")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (f modeFile) ComputeMode(string) (gpu.ComputeMode, error) {
+	if _, err := os.Stat(string(f) + ".deaf"); err == nil {
+		return "", errors.New("the driver doesn't answer")
+	}
 	b, err := os.ReadFile(string(f))
 	if errors.Is(err, os.ErrNotExist) {
 		return gpu.ComputeDefault, nil
