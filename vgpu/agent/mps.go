@@ -33,6 +33,7 @@ const releaseEvery = 10 * time.Second
 // Reasons of events on pods.
 const (
 	reasonMPSDown      = "MPSDown"
+	reasonMPSClosed    = "MPSClosed"
 	reasonMPSRestarted = "MPSRestarted"
 )
 
@@ -164,9 +165,9 @@ func (a *Agent) readMPS() mpsState {
 		if c.state, err = dir.State(uuid); err == nil {
 			err = unread
 		}
-		if d := c.state.Daemon; c.state.Ready && (d == nil || !d.Lives()) {
+		if d := c.state.Daemon; c.state.Serves() && (d == nil || !d.Lives()) {
 			// The keeper says so in a moment; if it has ended, too, nobody else does.
-			c.state.Ready, c.state.Error = false, "its MPS daemon has ended"
+			c.state.Ready, c.state.GoOn, c.state.Error = false, false, "its MPS daemon has ended"
 		}
 		if err != nil {
 			c.fault = err.Error()
@@ -235,7 +236,14 @@ func (a *Agent) lookAtMPS() {
 		name := a.cardName(uuid)
 		c.down = downSince(was, c, now.unserved, time.Now())
 		c.lost, c.owed = lostSince(was, c, now.unserved, time.Now()), was.owed
-		if was.state.Ready && !c.state.Ready && c.wanted {
+		if was.state.Ready && c.state.GoOn && c.wanted {
+			for _, w := range a.clients(uuid, 0) {
+				tell = append(tell, told{w, reasonMPSClosed, fmt.Sprintf(
+					"card %s: %s. Programs of container %s that have the card go on; the card takes no others until it is held again",
+					name, c.state.Error, w.container)})
+			}
+		}
+		if was.state.Serves() && !c.state.Serves() && c.wanted {
 			again := "The daemon is started again"
 			if !now.kept {
 				again = "It is started again once there is a keeper: " + now.unserved
@@ -335,7 +343,7 @@ func (a *Agent) releaseCards(now mpsState, want map[string]bool) (any bool) {
 
 func (c mpsCard) same(d mpsCard) bool {
 	x, y := c.state, d.state
-	return c.wanted == d.wanted && c.fault == d.fault && x.Epoch == y.Epoch && x.Ready == y.Ready && x.Error == y.Error && x.Since.Equal(y.Since) && x.Idle() == y.Idle()
+	return c.wanted == d.wanted && c.fault == d.fault && x.Epoch == y.Epoch && x.Ready == y.Ready && x.GoOn == y.GoOn && x.Error == y.Error && x.Since.Equal(y.Since) && x.Idle() == y.Idle()
 }
 
 // clients are the containers that a card's daemon served in another epoch than the
@@ -459,7 +467,7 @@ func downSince(was, is mpsCard, unserved string, now time.Time) time.Time {
 // a.mu is held.
 func (a *Agent) mpsFault(cards []api.CardGrant) string {
 	for _, c := range cards {
-		if c.Mode == api.ModeMPS && !a.mps.cards[c.Card].state.Ready {
+		if c.Mode == api.ModeMPS && !a.mps.cards[c.Card].state.Serves() {
 			return a.unready(cards)
 		}
 	}

@@ -34,7 +34,7 @@ const reasonMPSStopped = "MPSContextLost"
 // although a keeper works on it; zero while that isn't so.
 func lostSince(was, is mpsCard, unserved string, now time.Time) time.Time {
 	switch {
-	case is.state.Ready, !is.wanted, is.state.Epoch == 0, unserved != "":
+	case is.state.Serves(), !is.wanted, is.state.Epoch == 0, unserved != "":
 		return time.Time{}
 	case was.lost.IsZero():
 		return now
@@ -48,7 +48,7 @@ func lostSince(was, is mpsCard, unserved string, now time.Time) time.Time {
 func (a *Agent) staysDown(uuid string, seen mps.State) bool {
 	is, err := a.mpsDir().State(uuid)
 	serves := is.Daemon != nil && is.Daemon.Lives() && slices.ContainsFunc(is.Servers, mps.Process.Lives)
-	return err == nil && !is.Ready && is.Epoch == seen.Epoch && is.Since.Equal(seen.Since) && !serves
+	return err == nil && !is.Serves() && is.Epoch == seen.Epoch && is.Since.Equal(seen.Since) && !serves
 }
 
 // stopLost stops the containers whose programs keep a card from its next server, as long

@@ -161,3 +161,57 @@ func TestAContainerThatCouldNotBeStoppedIsTriedAgain(t *testing.T) {
 	}
 	k.gone(b)
 }
+
+// node-21: a card that can't be held to one process takes no more clients. Those that it
+// has are served, and so aren't told that they aren't, nor stopped.
+func TestClientsOfACardThatTakesNoMoreGoOn(t *testing.T) {
+	n := startNode(t, func(c *Config) { c.StopUnadjusted, c.grace = true, time.Millisecond })
+	k := withKeeper(n)
+	n.link()
+	for _, uid := range []string{"one", "two"} {
+		n.api.setPod(podWith(t, uid, grantOf(uid, 1, modeShare(cardA, 1000, 10, api.ModeMPS))))
+	}
+	k.wanted(cardA, true)
+	k.says(cardA, serving(1))
+	eventually(t, "they are prepared", func() bool { return n.prepared("one", "app") && n.prepared("two", "app") })
+	b := n.runBox("one", "app")
+	n.cards.mu.Lock()
+	n.cards.processes = []gpu.Process{{PID: b.cmd.Process.Pid}}
+	n.cards.mu.Unlock()
+	closed := serving(1)
+	closed.Ready, closed.GoOn, closed.Error = false, true, "the card can't be held to one process: Unknown Error"
+	k.says(cardA, closed)
+	eventually(t, "the report says so", func() bool {
+		m := k.card(cardA).MPS
+		return m != nil && !m.Ready && strings.Contains(m.Reason, "can't be held to one process")
+	})
+	eventually(t, "the pod is told", func() bool {
+		return strings.Contains(n.api.said(), "pod-one MPSClosed: card 0 ("+cardA+"): the card can't be held to one process: Unknown Error. Programs of container app that have the card go on")
+	})
+	seen, err := n.mpsDir().State(cardA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.lookAtMPS()
+	n.lookAtMPS()
+	if out := n.stopLost(cardA, seen); len(out) != 0 || b.dead() || strings.Contains(n.api.said(), "MPSDown") || strings.Contains(n.api.said(), reasonMPSStopped) {
+		t.Errorf("one that is served was stopped, or told that it isn't (%v):\n%s", out, n.api.said())
+	}
+	for _, s := range k.card(cardA).Slices {
+		if s.Fault != "" {
+			t.Errorf("its slice is at fault: %s", s.Fault)
+		}
+	}
+	if n.prepared("two", "app") {
+		t.Error("a container may start on a card that others can use, too")
+	}
+	// What ends is told from here as from anywhere.
+	k.says(cardA, down(1, "the MPS daemon (process 77) has ended: signal: killed"))
+	eventually(t, "the end is told", func() bool { return strings.Contains(n.api.said(), "pod-one MPSDown: ") })
+	eventually(t, "it is stopped", b.dead)
+	n.gone(b)
+	k.says(cardA, closed)
+	n.lookAtMPS()
+	k.says(cardA, serving(1))
+	eventually(t, "the card takes clients again", func() bool { return n.prepared("two", "app") })
+}

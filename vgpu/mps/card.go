@@ -90,11 +90,16 @@ func (c *card) write() error {
 }
 
 // become notes whether clients are served and what is wrong.
-func (c *card) become(ready bool, fault string) error {
-	if c.state.Ready != ready || c.state.Error != fault || c.state.Since.IsZero() {
+func (c *card) become(ready bool, fault string) error { return c.note(ready, false, fault) }
+
+// closeTo notes why no more clients are let in, while those that are there go on.
+func (c *card) closeTo(fault string) error { return c.note(false, true, fault) }
+
+func (c *card) note(ready, goOn bool, fault string) error {
+	if c.state.Ready != ready || c.state.GoOn != goOn || c.state.Error != fault || c.state.Since.IsZero() {
 		c.state.Since = time.Now().UTC()
 	}
-	c.state.Ready, c.state.Error = ready, fault
+	c.state.Ready, c.state.GoOn, c.state.Error = ready, goOn, fault
 	return c.write()
 }
 
@@ -124,7 +129,7 @@ func (c *card) tick(ctx context.Context) error {
 	case !c.state.Daemon.Lives():
 		return c.fail(ctx, c.epitaph())
 	}
-	if c.state.Ready {
+	if c.state.Serves() {
 		if lost := c.lostServer(); lost != nil && c.state.ManyUsers {
 			return c.replace(ctx, *lost)
 		}
@@ -356,11 +361,13 @@ func (c *card) list(ctx context.Context) ([]Process, error) {
 func (c *card) probe(ctx context.Context) error {
 	c.probed = time.Now()
 	before := c.state.Servers
+	open := "" // why others could use the card, too
 	if err := c.setMode(gpu.ComputeExclusiveProcess); err != nil {
 		c.log.Error("the card can't be held to one process", "error", err)
-		if c.unheld++; c.unheld >= missesAllowed {
-			// Its clients go on: nothing of theirs is lost. But no more come.
-			return c.become(false, "the card can't be held to one process: "+err.Error())
+		if c.unheld++; c.unheld >= missesAllowed || !c.state.Ready {
+			open = "the card can't be held to one process: " + err.Error()
+		} else {
+			c.probed = time.Time{} // the next look tells whether that was a moment's
 		}
 	} else {
 		c.unheld = 0
@@ -397,7 +404,10 @@ func (c *card) probe(ctx context.Context) error {
 		c.log.Error("the MPS server has ended, and with it what its clients had", "pid", before[0].PID)
 		c.state.Epoch++
 	}
-	if replaced || !c.state.Ready || c.state.Error != "" {
+	switch {
+	case open != "" && (replaced || !c.state.GoOn || c.state.Error != open):
+		return c.closeTo(open)
+	case open == "" && (replaced || !c.state.Ready || c.state.Error != ""):
 		return c.become(true, "")
 	}
 	return nil

@@ -39,16 +39,29 @@ func TestManyUsersAreGivenUpForAReasonOnly(t *testing.T) {
 // node-21: a card that everybody may use isn't given out as one that is held.
 func TestCardThatCannotBeHeldTakesNoClients(t *testing.T) {
 	r := newRig(t)
-	r.keeper()
+	stop := r.keeper()
 	r.want(true)
 	before := r.ready(0)
 	r.mode.deaf(t, true)
-	r.until("the reason", func(s State) bool { return !s.Ready && strings.Contains(s.Error, "can't be held to one process") })
+	closed := func(s State) bool {
+		return !s.Ready && s.GoOn && s.Serves() && strings.Contains(s.Error, "can't be held to one process")
+	}
+	r.until("the reason", closed)
+	// What clients have has stayed, also under the next keeper.
+	stop()
+	r.keeper()
+	r.until("the next keeper", func(s State) bool { return r.dir.KeeperRuns() && closed(s) })
 	r.mode.deaf(t, false)
-	// What clients have has stayed.
-	if after := r.ready(0); after.Epoch != before.Epoch || *after.Daemon != *before.Daemon {
+	if after := r.ready(0); after.Epoch != before.Epoch || *after.Daemon != *before.Daemon || after.GoOn {
 		t.Errorf("%+v, before %+v", after, before)
 	}
+	// Nor is an end of their server overlooked; another starts on a card that is held.
+	r.mode.deaf(t, true)
+	s := r.until("the reason again", closed)
+	r.signal(s.Servers[0], unix.SIGKILL)
+	r.until("the end of what they had", func(s State) bool { return !s.Serves() && s.Epoch > before.Epoch && s.Daemon == nil })
+	r.mode.deaf(t, false)
+	r.ready(before.Epoch)
 }
 
 // The agent takes the card for another mode between the keeper's look and its deed.

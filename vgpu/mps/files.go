@@ -49,6 +49,9 @@ type State struct {
 	Epoch uint64 `json:"epoch"`
 	// Ready says that clients are served.
 	Ready bool `json:"ready"`
+	// GoOn says, where Ready is false, that those who are clients are served all the
+	// same: nothing of theirs is lost, and no more are let in.
+	GoOn bool `json:"goOn,omitempty"`
 	// Exclusive says that the card may be held to one process. It is written before
 	// that is done, and taken back after it was undone.
 	Exclusive bool `json:"exclusive"`
@@ -60,12 +63,15 @@ type State struct {
 	Servers []Process `json:"servers,omitempty"`
 	// Error says in a sentence what is wrong, empty while nothing is.
 	Error string `json:"error,omitempty"`
-	// Since is when Ready or Error last changed.
+	// Since is when Ready, GoOn or Error last changed.
 	Since time.Time `json:"since"`
 }
 
 // Idle reports whether the card is free of MPS: no daemon, and not held to one process.
 func (s State) Idle() bool { return s.Daemon == nil && len(s.Servers) == 0 && !s.Exclusive }
+
+// Serves reports whether those who are clients are served.
+func (s State) Serves() bool { return s.Ready || s.GoOn }
 
 // Card is a card's folder, Pipe and Shm are what clients mount.
 func (d Dir) Card(uuid string) string { return filepath.Join(string(d), uuid) }
