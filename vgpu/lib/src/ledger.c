@@ -207,7 +207,7 @@ static bool wait_for_dead(struct carve_state *s, unsigned card, uint64_t over, u
 static bool admit_slowly(struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes) {
     struct carve_account *a = &s->accounts[card];
     uint64_t pending_deadline = carve_now() + CARVE_PENDING_WAIT_NS, dead_deadline = 0;
-    unsigned round = 0;
+    unsigned round = 0, mixed = 0;
     bool published = false;
     carve_lock(&a->lock);
     for (;;) {
@@ -235,7 +235,7 @@ static bool admit_slowly(struct carve_state *s, unsigned card, uint32_t units, u
             /* Too much is in use. Be sure of that: the sum may have counted one block in two places. */
             bool exact = sum_others_exactly(s, card, &others);
             uint64_t total = own(a) + others.used + rest + units;
-            if (total > limit && (exact || late)) {
+            if (total > limit && (exact || (late && ++mixed >= CARVE_MIXED_LOOKS))) {
                 carve_unlock(&a->lock);
                 bool again = wait_for_dead(s, card, total - limit, &dead_deadline);
                 carve_lock(&a->lock);
@@ -246,7 +246,12 @@ static bool admit_slowly(struct carve_state *s, unsigned card, uint32_t units, u
                 continue;
             }
         } else if (late) {
-            break; /* requests of others stand in the way, of processes that are stopped or dead */
+            /* Requests of others stand in the way, of processes that are stopped or dead. Be sure of that, too: this
+             * one may be late because it was stopped itself, and have seen next to nothing. */
+            bool exact = sum_others_exactly(s, card, &others);
+            if (all(a, others) + rest + units > limit && (exact || ++mixed >= CARVE_MIXED_LOOKS)) {
+                break;
+            }
         }
         /* Not under the lock: other threads may free meanwhile. */
         carve_unlock(&a->lock);

@@ -16,6 +16,9 @@
 /* How long a request waits for other processes to make up their mind, and for the agent to take the charge
  * off processes that are dead: it looks about once a second, twice, and the driver frees late. */
 #define CARVE_PENDING_WAIT_NS 50000000ull
+/* How often one that has waited for so long looks again where others change while it does, before it takes what it
+ * sees for true. */
+#define CARVE_MIXED_LOOKS 200u
 #define CARVE_DEAD_WAIT_NS 3000000000ull
 #define CARVE_DEAD_RETRY_NS 10000000000ull
 

@@ -178,6 +178,34 @@ static void block_that_moves(void) {
     dismiss(&y), dismiss(&a), dismiss(&b);
 }
 
+/* The same where the third process has waited for long, since a request stands in its way: what it sees last may be
+ * as mixed as what it sees first, above all where it was stopped itself. */
+static void block_that_moves_late(bool pending) {
+    printf("# a block that moves while a third process, which has waited for long, sums up; it ends %s\n", pending ? "pending" : "in use");
+    start(3, 600);
+    struct puppet y = lead(), a = lead(), b = lead();
+    check(allocate(&a, 300) == CUDA_SUCCESS, "one has 300");
+    arm(&b, "pending", 0, SIGSTOP);
+    ask(&b, 300);
+    check(stopped(&b), "another has published 300");
+    arm(&y, "summing", 20, SIGSTOP); /* behind the first of the two, when it has looked some times */
+    ask(&y, 300);
+    check(stopped(&y), "a third waits for that, and is stopped between the two");
+    go_on(&b);
+    check(answer(&b, 10000) == CUDA_SUCCESS && release(&b) == CUDA_SUCCESS && release(&a) == CUDA_SUCCESS, "all is given back");
+    if (pending) {
+        arm(&b, "pending", 0, SIGSTOP);
+        ask(&b, 300);
+        check(stopped(&b), "then the other has published 300 anew");
+    } else {
+        check(allocate(&b, 300) == CUDA_SUCCESS, "then the other has 300 anew");
+    }
+    usleep(60000); /* longer than one waits for requests of others */
+    go_on(&y);
+    check(answer(&y, 10000) == CUDA_SUCCESS, "it gets what was free");
+    dismiss(&y), dismiss(&a), dismiss(&b);
+}
+
 /* What a request of a pool holds for it to grow, others wait for: it may not be taken in the end. */
 static void held_for_a_pool(void) {
     printf("# a request that waits for what is held for a pool\n");
@@ -236,6 +264,8 @@ static void stands_in_the_way(int signal_number, const char *step, bool pool) {
 int main(void) {
     fits_beside_either();
     block_that_moves();
+    block_that_moves_late(true);
+    block_that_moves_late(false);
     held_for_a_pool();
     stands_in_the_way(SIGSTOP, "pending", false);
     stands_in_the_way(SIGKILL, "pending", false);

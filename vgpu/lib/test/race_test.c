@@ -309,6 +309,16 @@ static bool justified(struct interval refusal, const struct log *x, const struct
     return false;
 }
 
+/* What there was around a refusal that nothing justifies: times from its begin, in microseconds. */
+static void print_around(struct interval refusal, const struct log *of, char name) {
+    for (unsigned i = 0; i < of->held_count; i++) {
+        struct interval h = of->held[i];
+        if (h.to + 1000000 >= refusal.from && h.from <= refusal.to + 1000000) {
+            printf("#   %c held from %lld to %lld\n", name, (long long)(h.from - refusal.from) / 1000, (long long)(h.to - refusal.from) / 1000);
+        }
+    }
+}
+
 static void every_refusal_is_justified(unsigned seconds, bool stops, unsigned pooled) {
     uint64_t end = now() + seconds * 1000000000ull;
     unsigned unjustified = 0, refused = 0, granted = 0;
@@ -323,7 +333,14 @@ static void every_refusal_is_justified(unsigned seconds, bool stops, unsigned po
         granted += logs[w].granted;
         refused += logs[w].refused;
         for (unsigned i = 0; i < logs[w].refused_count; i++) {
-            unjustified += !justified(logs[w].refusals[i], &logs[(w + 1) % 3], &logs[(w + 2) % 3]);
+            struct interval refusal = logs[w].refusals[i];
+            if (!justified(refusal, &logs[(w + 1) % 3], &logs[(w + 2) % 3])) {
+                if (unjustified++ < 4) {
+                    printf("# process %u was refused within %lld us:\n", w, (long long)(refusal.to - refusal.from) / 1000);
+                    print_around(refusal, &logs[(w + 1) % 3], 'x');
+                    print_around(refusal, &logs[(w + 2) % 3], 'y');
+                }
+            }
         }
     }
     printf("# %u grants, %u refusals\n", granted, refused);
