@@ -40,15 +40,19 @@ static bool any_client(const struct carve_limits_bank *bank) {
     return false;
 }
 
-/* The file is looked at and let go of: this process' state begins with its first context, not here. */
+/* A copy is enough: this process' state begins with its first context, not here. One that was made while the agent
+ * was writing has a wrong checksum or generation. */
 static bool read_limits(struct carve_limits_bank *bank) {
-    const struct carve_limits *limits = carve_map_file(CARVE_LIMITS_AT, sizeof *limits, false);
-    if (limits == NULL) {
-        return false;
+    struct carve_limits limits;
+    for (int tries = 0; tries < 16; tries++) {
+        if (carve_read_file(CARVE_LIMITS_AT, &limits, sizeof limits, 0) != (long)sizeof limits) {
+            return false;
+        }
+        if (carve_limits_take(&limits, bank)) {
+            return true;
+        }
     }
-    bool good = carve_limits_take(limits, bank);
-    carve_unmap((void *)limits, sizeof *limits);
-    return good;
+    return false;
 }
 
 /* The driver is asked even where the variables are there: they are the program's. */

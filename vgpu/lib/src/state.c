@@ -26,9 +26,21 @@ static bool usage_valid(const struct carve_usage *usage) {
            usage->slot_count == CARVE_MAX_SLOTS && usage->card_count == CARVE_MAX_CARDS;
 }
 
+/* The limits file with the pages behind the first, which an agent that knows nothing of them didn't write. */
+static const struct carve_limits *map_limits(size_t *bytes) {
+    *bytes = CARVE_COMPUTE_AT + CARVE_MAX_CARDS * sizeof(struct carve_compute_card);
+    const struct carve_limits *limits = carve_map_file(CARVE_LIMITS_AT, *bytes, false);
+    if (limits == NULL) {
+        *bytes = sizeof *limits;
+        limits = carve_map_file(CARVE_LIMITS_AT, *bytes, false);
+    }
+    return limits;
+}
+
 static bool map_files(struct carve_state *s) {
     struct carve_limits_bank bank;
-    const struct carve_limits *limits = carve_map_file(CARVE_LIMITS_AT, sizeof *limits, false);
+    size_t bytes;
+    const struct carve_limits *limits = map_limits(&bytes);
     if (limits == NULL) {
         return false;
     }
@@ -41,11 +53,10 @@ static bool map_files(struct carve_state *s) {
         usage = NULL;
     }
     if (usage == NULL) {
-        carve_unmap((void *)limits, sizeof *limits);
+        carve_unmap((void *)limits, bytes);
         return false;
     }
-    const uint8_t *whole = carve_map_file(CARVE_LIMITS_AT, CARVE_COMPUTE_AT + CARVE_MAX_CARDS * sizeof(struct carve_compute_card), false);
-    s->compute = whole != NULL ? (const struct carve_compute_card *)(whole + CARVE_COMPUTE_AT) : NULL;
+    s->compute = bytes > CARVE_COMPUTE_AT ? (const struct carve_compute_card *)((const uint8_t *)limits + CARVE_COMPUTE_AT) : NULL;
     s->limits = limits;
     s->usage = usage;
     s->good_generation = bank.generation;
