@@ -279,13 +279,13 @@
     CARVE_HOOKS_SET(X, 16, unsigned short) \
     CARVE_HOOKS_SET(X, 32, unsigned int) \
     X(cuMemcpyDtoD_v2, "3.2", (CUdeviceptr destination, CUdeviceptr source, size_t bytes), \
-      "wait for the share of compute", "-", "pass") \
+      "wait for the share of compute, within a card", "-", "pass") \
     X(cuMemcpyDtoD_v2_ptds, "7.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes), \
-      "wait for the share of compute", "-", "pass") \
+      "wait for the share of compute, within a card", "-", "pass") \
     X(cuMemcpyDtoDAsync_v2, "3.2", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
-      "wait for the share of compute", "-", "pass") \
+      "wait for the share of compute, within a card", "-", "pass") \
     X(cuMemcpyDtoDAsync_v2_ptsz, "7.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
-      "wait for the share of compute", "-", "pass") \
+      "wait for the share of compute, within a card", "-", "pass") \
     X(cuMemcpyDtoA_v2, "3.2", (CUarray destination, size_t offset, CUdeviceptr source, size_t bytes), \
       "wait for the share of compute", "-", "pass") \
     X(cuMemcpyDtoA_v2_ptds, "7.0", (CUarray destination, size_t offset, CUdeviceptr source, size_t bytes), \
@@ -305,6 +305,14 @@
     X(cuMemcpyAsync, "4.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
       "wait for the share of compute, within a card", "-", "pass") \
     X(cuMemcpyAsync_ptsz, "7.0", (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpyPeer, "4.0", (CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpyPeer_ptds, "7.0", (CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpyPeerAsync, "4.0", (CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes, CUstream stream), \
+      "wait for the share of compute, within a card", "-", "pass") \
+    X(cuMemcpyPeerAsync_ptsz, "7.0", (CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes, CUstream stream), \
       "wait for the share of compute, within a card", "-", "pass") \
     X(cuMemcpy2D_v2, "3.2", (const CUDA_MEMCPY2D *copy), \
       "wait for the share of compute, within a card", "-", "pass") \

@@ -4,13 +4,15 @@
  * bandwidth from them, so it is paid like a launch, by what it takes. If a card's copy engines did it all the same, the
  * driver's word on what the process used gives that back.
  *
- * Copies from and to the host and other cards are the copy engines', at the pace of the bus: they aren't charged, and
- * their time between two events says nothing of the card's. Nor are those of the first functions, with addresses of 32
+ * Copies from and to the host and between cards are the copy engines', at the pace of the bus: they aren't charged, and
+ * their time between two events says nothing of the card's. So from some size on it is asked which card memory is on,
+ * also where a call says that both ends are on one, or on two. Nor are those of the first functions, with addresses of 32
  * bits, and batches, of which each copy would have to be looked at.
  */
 #include "throttle.h"
 
-/* Of this size on it is asked where memory is, where a call doesn't say. Less takes no time that matters. */
+/* Of this size on it is asked where memory is. Less takes no time that matters: it is charged where a call says that it
+ * is on a card, else not. */
 #define ASK_FROM_BYTES (64u << 10)
 /* The least that any card of today copies in a nanosecond: a first guess of what one takes. */
 #define BYTES_A_NS 100u
@@ -78,19 +80,45 @@ SETS(8, unsigned char)
 SETS(16, unsigned short)
 SETS(32, unsigned int)
 
-/* ---- copies that say that they are within a card ---- */
+/* ---- copies that say that they are on cards ---- */
+
+static bool on_card(const struct carve_driver *d, CUdeviceptr pointer) {
+    CUmemorytype type = 0;
+    return d->cuPointerGetAttribute != NULL && d->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
+}
+
+/* The card that memory is on, or less than nothing. */
+static int device_of(const struct carve_driver *d, CUdeviceptr pointer) {
+    int device = -1;
+    return d->cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer) == CUDA_SUCCESS ? device : -1;
+}
+
+static bool one_card(const struct carve_driver *d, CUdeviceptr to, CUdeviceptr from) {
+    int card = d->cuPointerGetAttribute == NULL ? -1 : device_of(d, to);
+    return card >= 0 && card == device_of(d, from);
+}
+
+/* The bytes if memory that is on cards is on one, else none. */
+static uint64_t on_one(const struct carve_driver *d, CUdeviceptr to, CUdeviceptr from, uint64_t bytes) {
+    return bytes < ASK_FROM_BYTES || one_card(d, to, from) ? bytes : 0;
+}
+
+/* The bytes if both are on one card, else none. */
+static uint64_t within(const struct carve_driver *d, CUdeviceptr to, CUdeviceptr from, uint64_t bytes) {
+    return bytes >= ASK_FROM_BYTES && on_card(d, to) && on_card(d, from) && one_card(d, to, from) ? bytes : 0;
+}
 
 CARVE_EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr destination, CUdeviceptr source, size_t bytes) {
-    WORK(cuMemcpyDtoD_v2, COPY, bytes, NULL, false, destination, source, bytes);
+    WORK(cuMemcpyDtoD_v2, COPY, on_one(d, destination, source, bytes), NULL, false, destination, source, bytes);
 }
 CARVE_EXPORT CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr destination, CUdeviceptr source, size_t bytes) {
-    WORK(cuMemcpyDtoD_v2_ptds, COPY, bytes, NULL, true, destination, source, bytes);
+    WORK(cuMemcpyDtoD_v2_ptds, COPY, on_one(d, destination, source, bytes), NULL, true, destination, source, bytes);
 }
 CARVE_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
-    WORK(cuMemcpyDtoDAsync_v2, COPY, bytes, stream, false, destination, source, bytes, stream);
+    WORK(cuMemcpyDtoDAsync_v2, COPY, on_one(d, destination, source, bytes), stream, false, destination, source, bytes, stream);
 }
 CARVE_EXPORT CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream) {
-    WORK(cuMemcpyDtoDAsync_v2_ptsz, COPY, bytes, stream, true, destination, source, bytes, stream);
+    WORK(cuMemcpyDtoDAsync_v2_ptsz, COPY, on_one(d, destination, source, bytes), stream, true, destination, source, bytes, stream);
 }
 CARVE_EXPORT CUresult cuMemcpyDtoA_v2(CUarray destination, size_t offset, CUdeviceptr source, size_t bytes) {
     WORK(cuMemcpyDtoA_v2, COPY, bytes, NULL, false, destination, offset, source, bytes);
@@ -113,21 +141,6 @@ CARVE_EXPORT CUresult cuMemcpyAtoA_v2_ptds(CUarray destination, size_t to, CUarr
 
 /* ---- copies of which that has to be found out ---- */
 
-static bool on_card(const struct carve_driver *d, CUdeviceptr pointer) {
-    CUmemorytype type = 0;
-    return d->cuPointerGetAttribute != NULL && d->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
-}
-
-static int device_of(const struct carve_driver *d, CUdeviceptr pointer) {
-    int device = -1;
-    return d->cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer) == CUDA_SUCCESS ? device : -1;
-}
-
-/* The bytes if both are on one card, else none. */
-static uint64_t within(const struct carve_driver *d, CUdeviceptr to, CUdeviceptr from, uint64_t bytes) {
-    return bytes >= ASK_FROM_BYTES && on_card(d, to) && on_card(d, from) && device_of(d, to) == device_of(d, from) ? bytes : 0;
-}
-
 CARVE_EXPORT CUresult cuMemcpy(CUdeviceptr destination, CUdeviceptr source, size_t bytes) {
     WORK(cuMemcpy, COPY, within(d, destination, source, bytes), NULL, false, destination, source, bytes);
 }
@@ -141,14 +154,32 @@ CARVE_EXPORT CUresult cuMemcpyAsync_ptsz(CUdeviceptr destination, CUdeviceptr so
     WORK(cuMemcpyAsync_ptsz, COPY, within(d, destination, source, bytes), stream, true, destination, source, bytes, stream);
 }
 
-/* One end of a copy of a box. */
+/* Whose contexts may be on one card. */
+CARVE_EXPORT CUresult cuMemcpyPeer(CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes) {
+    WORK(cuMemcpyPeer, COPY, within(d, destination, source, bytes), NULL, false, destination, there, source, here, bytes);
+}
+CARVE_EXPORT CUresult cuMemcpyPeer_ptds(CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes) {
+    WORK(cuMemcpyPeer_ptds, COPY, within(d, destination, source, bytes), NULL, true, destination, there, source, here, bytes);
+}
+CARVE_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes, CUstream stream) {
+    WORK(cuMemcpyPeerAsync, COPY, within(d, destination, source, bytes), stream, false, destination, there, source, here, bytes, stream);
+}
+CARVE_EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr destination, CUcontext there, CUdeviceptr source, CUcontext here, size_t bytes, CUstream stream) {
+    WORK(cuMemcpyPeerAsync_ptsz, COPY, within(d, destination, source, bytes), stream, true, destination, there, source, here, bytes, stream);
+}
+
+static bool is_pointer(CUmemorytype type) { return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED; }
+
+/* One end of a copy of a box. Where one is an array both are taken to be on its card. */
 static bool end_on_card(const struct carve_driver *d, CUmemorytype type, CUdeviceptr pointer) {
     return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY || (type == CU_MEMORYTYPE_UNIFIED && on_card(d, pointer));
 }
 
 #define BOX(copy, bytes)                                                                                                  \
     ((copy) != NULL && (bytes) >= ASK_FROM_BYTES && end_on_card(d, (copy)->srcMemoryType, (copy)->srcDevice) &&           \
-             end_on_card(d, (copy)->dstMemoryType, (copy)->dstDevice)                                                     \
+             end_on_card(d, (copy)->dstMemoryType, (copy)->dstDevice) &&                                                  \
+             (!is_pointer((copy)->srcMemoryType) || !is_pointer((copy)->dstMemoryType) ||                                 \
+              one_card(d, (copy)->dstDevice, (copy)->srcDevice))                                                          \
          ? (bytes)                                                                                                        \
          : 0)
 #define FLAT(copy) BOX(copy, (uint64_t)(copy)->WidthInBytes * (copy)->Height)

@@ -230,20 +230,30 @@ static void copies(void) {
     CUDA_MEMCPY2D out = box;
     out.dstMemoryType = CU_MEMORYTYPE_HOST;
     out.dstHost = bytes;
-    for (int k = 0; k < 8 && good; k++) {
-        static const char *const what[] = {"memory that is set", "a copy within the card", "one that doesn't say so", "one of a box", "one to the host", "one from the host", "one to the host that doesn't say so", "a box to the host"};
+    CUcontext other = NULL;
+    CUdeviceptr far = 0;
+    good = good && a.cuCtxCreate_v2(&other, 0, 1) == CUDA_SUCCESS && a.cuMemAlloc_v2(&far, size) == CUDA_SUCCESS && CUDA(cuCtxSetCurrent)(context) == CUDA_SUCCESS;
+    CUDA_MEMCPY2D across = box;
+    across.dstDevice = far;
+    for (int k = 0; k < 12 && good; k++) {
+        enum { PAID = 5 };
+        static const char *const what[] = {"memory that is set", "a copy within the card", "one that doesn't say so", "one of a box", "one between contexts of the card", "one to the host", "one from the host", "one to the host that doesn't say so", "a box to the host", "one to another card", "one between contexts of two", "a box to another card"};
         *(volatile uint32_t *)host = 0;
         good = CUDA(cuStreamWaitValue32_v2)(stream, flag, 1, CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS;
         CUresult result = k == 0   ? CUDA(cuMemsetD32Async)(from, 7, size / 4, stream)
                           : k == 1 ? CUDA(cuMemcpyDtoDAsync_v2)(to, from, size, stream)
                           : k == 2 ? CUDA(cuMemcpyAsync)(to, from, size, stream)
                           : k == 3 ? CUDA(cuMemcpy2DAsync_v2)(&box, stream)
-                          : k == 4 ? CUDA(cuMemcpyDtoHAsync_v2)(bytes, from, size, stream)
-                          : k == 5 ? CUDA(cuMemcpyHtoDAsync_v2)(to, bytes, size, stream)
-                          : k == 6 ? CUDA(cuMemcpyAsync)((CUdeviceptr)(uintptr_t)bytes, from, size, stream)
-                                   : CUDA(cuMemcpy2DAsync_v2)(&out, stream);
+                          : k == 4 ? CUDA(cuMemcpyPeerAsync)(to, context, from, context, size, stream)
+                          : k == 5 ? CUDA(cuMemcpyDtoHAsync_v2)(bytes, from, size, stream)
+                          : k == 6 ? CUDA(cuMemcpyHtoDAsync_v2)(to, bytes, size, stream)
+                          : k == 7 ? CUDA(cuMemcpyAsync)((CUdeviceptr)(uintptr_t)bytes, from, size, stream)
+                          : k == 8 ? CUDA(cuMemcpy2DAsync_v2)(&out, stream)
+                          : k == 9 ? CUDA(cuMemcpyDtoDAsync_v2)(far, from, size, stream)
+                          : k == 10 ? CUDA(cuMemcpyPeerAsync)(far, other, from, context, size, stream)
+                                    : CUDA(cuMemcpy2DAsync_v2)(&across, stream);
         bool is_out = line->since_ns != 0;
-        check(result == CUDA_SUCCESS && is_out == (k < 4), "%s %s (%d)", what[k], k < 4 ? "is to be paid for" : "isn't", result);
+        check(result == CUDA_SUCCESS && is_out == (k < PAID), "%s %s (%d)", what[k], k < PAID ? "is to be paid for" : "isn't", result);
         __atomic_store_n((uint32_t *)host, 1, __ATOMIC_SEQ_CST);
         good &= CUDA(cuCtxSynchronize)() == CUDA_SUCCESS;
         check(good && line->since_ns == 0, "and done");
