@@ -39,6 +39,8 @@ type ContainerSpec struct {
 	// Resources are the container's limits, by resource name, each as the API
 	// server writes the quantity ("8k", "10Gi").
 	Resources map[string]string
+	// Privileged is its securityContext.privileged.
+	Privileged bool
 	// Requests are its requests. The API server demands that they equal the
 	// limits for resources such as ours; where they are given, that is checked.
 	Requests map[string]string
@@ -62,6 +64,8 @@ type ContainerRequest struct {
 	// MIG counts instances by profile name ("1g.10gb"), nil when none. A
 	// container asks for instances or for shares, never both.
 	MIG map[string]int
+	// Privileged containers see every card of their node, whatever they are granted.
+	Privileged bool
 }
 
 // Request is what a pod asks of carve: its containers that use a card, in the
@@ -169,7 +173,7 @@ func field(c ContainerSpec, resource string) string {
 }
 
 func parseContainer(c ContainerSpec) (ContainerRequest, bool, error) {
-	cr := ContainerRequest{Name: c.Name, Kind: c.Kind}
+	cr := ContainerRequest{Name: c.Name, Kind: c.Kind, Privileged: c.Privileged}
 	number := func(resource string, max int64, allowed string) (int64, bool, error) {
 		s, ok := c.Resources[resource]
 		if !ok {

@@ -93,7 +93,10 @@ type preferences struct {
 type containerView struct {
 	Name          string `json:"name"`
 	RestartPolicy string `json:"restartPolicy"`
-	Resources     struct {
+	Security      struct {
+		Privileged bool `json:"privileged"`
+	} `json:"securityContext"`
+	Resources struct {
 		Limits   map[string]quantity `json:"limits"`
 		Requests map[string]quantity `json:"requests"`
 	} `json:"resources"`
@@ -150,7 +153,7 @@ func (v *podView) pod() (place.Pod, error) {
 }
 
 func (c *containerView) spec(kind api.ContainerKind) api.ContainerSpec {
-	s := api.ContainerSpec{Name: c.Name, Kind: kind, Resources: make(map[string]string, len(c.Resources.Limits))}
+	s := api.ContainerSpec{Name: c.Name, Kind: kind, Privileged: c.Security.Privileged, Resources: make(map[string]string, len(c.Resources.Limits))}
 	for k, q := range c.Resources.Requests {
 		if !strings.HasPrefix(k, "nvidia.com/") {
 			continue

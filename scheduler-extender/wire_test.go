@@ -40,14 +40,14 @@ func schedulers(t testing.TB, p *corev1.Pod, names ...string) []byte {
 
 func TestDecodeArgsReadsWhatTheSchedulerWrites(t *testing.T) {
 	always := corev1.ContainerRestartPolicyAlways
-	priority := int32(7)
+	priority, yes := int32(7), true
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", UID: "uid-a", CreationTimestamp: metav1.Unix(1_700_000_000, 0),
 			Annotations: map[string]string{api.AnnotationCardPolicy: "spread", "other": `"]}\"`}},
 		Spec: corev1.PodSpec{Priority: &priority,
 			InitContainers: []corev1.Container{{Name: "setup", Command: []string{`{"`}},
 				{Name: "side", RestartPolicy: &always, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{api.ResourceMemory: resource.MustParse("1Gi")}}}},
-			Containers: []corev1.Container{{Name: "app", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+			Containers: []corev1.Container{{Name: "app", SecurityContext: &corev1.SecurityContext{Privileged: &yes}, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 				api.ResourceGPU: resource.MustParse("2"), api.ResourceMemory: resource.MustParse("8000"), corev1.ResourceCPU: resource.MustParse("500m")}}}},
 		},
 	}
@@ -58,7 +58,7 @@ func TestDecodeArgsReadsWhatTheSchedulerWrites(t *testing.T) {
 	want := place.Pod{
 		Ref: ledger.Ref{UID: "uid-a", Namespace: "default", Name: "a"}, Priority: 7, Created: a.pod.Created,
 		Request: api.Request{Policy: "spread", Containers: []api.ContainerRequest{
-			{Name: "side", Kind: api.Sidecar, Cards: 1, MemMiB: 1024}, {Name: "app", Cards: 2, MemMiB: 8000}}},
+			{Name: "side", Kind: api.Sidecar, Cards: 1, MemMiB: 1024}, {Name: "app", Cards: 2, MemMiB: 8000, Privileged: true}}},
 	}
 	if !reflect.DeepEqual(a.pod, want) || a.pod.Created.Unix() != 1_700_000_000 {
 		t.Fatalf("pod %+v\nwant %+v", a.pod, want)

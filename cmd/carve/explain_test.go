@@ -208,6 +208,15 @@ func TestExplainTexts(t *testing.T) {
 		{"more memory than any card has", map[string]string{"gpumem": "90000"}, explain.Never, nil},
 		{"a mode that isn't served", share, explain.Invalid, func(w *world) { w.pod.Annotations = map[string]string{api.AnnotationIsolation: "mig"} }},
 		{"a mode that the nodes don't serve", share, explain.Isolation, func(w *world) { w.pod.Annotations = map[string]string{api.AnnotationIsolation: "mps"} }},
+		{"a privileged pod where all cards are in replicas under MPS", map[string]string{"gpu": "1"}, explain.Isolation, func(w *world) {
+			yes := true
+			w.pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+			for _, n := range w.reports {
+				for i := range n.Status.Cards {
+					n.Status.Cards[i].Modes, n.Status.Cards[i].Sharing = []string{"timeslice", "mps"}, &v1alpha1.Sharing{Mode: "mps", Replicas: 4}
+				}
+			}
+		}},
 		{"cards in other modes", share, explain.NoRoom, func(w *world) {
 			w.pod.Annotations = map[string]string{api.AnnotationIsolation: "timeslice"}
 			for i := range w.reports {

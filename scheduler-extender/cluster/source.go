@@ -324,7 +324,8 @@ func started(p *corev1.Pod) bool {
 func specs(p *corev1.Pod) []api.ContainerSpec {
 	var out []api.ContainerSpec
 	add := func(c *corev1.Container, kind api.ContainerKind) {
-		s := api.ContainerSpec{Name: c.Name, Kind: kind, Resources: map[string]string{}}
+		s := api.ContainerSpec{Name: c.Name, Kind: kind, Privileged: c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged,
+			Resources: map[string]string{}}
 		for name, q := range c.Resources.Limits {
 			s.Resources[string(name)] = q.String()
 		}

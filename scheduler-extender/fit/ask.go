@@ -26,6 +26,7 @@ type Container struct {
 	// Isolation is what the pod says, the same for all its containers; Mode is what
 	// that comes to on a card that no configuration of NVIDIA's names.
 	Isolation, Mode api.Mode
+	Privileged      bool
 
 	usual bool // Mode is one that every card can be given in
 }
@@ -84,7 +85,7 @@ func NewAsk(r api.Request) (*Ask, *Refusal) {
 				Detail: fmt.Sprintf("container %s: MIG instances are not served; shares and whole cards are", c.Name)}
 		}
 		out := Container{Name: c.Name, Kind: c.Kind, Cards: c.Cards, Whole: c.Whole,
-			MemMiB: c.MemMiB, MemPercent: c.MemPercent, Cores: c.Cores, Isolation: r.Isolation, Mode: api.ModeVGPU}
+			MemMiB: c.MemMiB, MemPercent: c.MemPercent, Cores: c.Cores, Isolation: r.Isolation, Mode: api.ModeVGPU, Privileged: c.Privileged}
 		switch {
 		case r.Isolation == api.ModeMPS || r.Isolation == api.ModeTimeslice:
 			out.Whole, out.Mode = false, r.Isolation
@@ -152,7 +153,7 @@ func key(a *Ask) string {
 	}
 	for i := range a.Containers {
 		c := &a.Containers[i]
-		fmt.Fprintf(&b, "%d/%d/%t/%d/%d/%d;", c.Kind, c.Cards, c.Whole, c.MemMiB, c.MemPercent, c.Cores)
+		fmt.Fprintf(&b, "%d/%d/%t/%d/%d/%d/%t;", c.Kind, c.Cards, c.Whole, c.MemMiB, c.MemPercent, c.Cores, c.Privileged)
 	}
 	fmt.Fprintf(&b, "%s;%q;%q;%q;%q", a.Policy, a.Models.Only, a.Models.Not, a.UUIDs.Only, a.UUIDs.Not)
 	return b.String()

@@ -48,13 +48,15 @@ func SameModes(a, b *Card) bool {
 // Modality is the mode that the container has on the card, whoever else is there, or
 // empty where it can't be on it in any. It follows from the two alone: what the pod
 // says wins, a configuration turns what says nothing into its own mode, and nothing
-// else is given on a card that it names.
+// else is given on a card that it names. What is privileged becomes no replica under
+// MPS by that: no policy has looked at it, and its node would refuse it for ever.
 func (c *Container) Modality(card *Card) api.Mode {
 	if card.Replicated() {
 		only := card.Modes.Only
 		switch {
 		case c.Isolation == only:
 			return only
+		case c.Isolation == "" && only == api.ModeMPS && c.plain() && c.Privileged:
 		case c.Isolation == "" && (only == api.ModeMPS || c.plain()):
 			return only
 		}
@@ -144,8 +146,11 @@ func (c *Container) refuse(r *Refusal, b bar, card *Card) *Refusal {
 		}
 		r.Reason, r.distance = ReasonIsolation, distanceUnserved
 		r.Detail = fmt.Sprintf("asked %s, NVIDIA's configuration gives the card in %d replicas of mode %s", asks, m.Replicas, m.Only)
-		if m.Only == api.ModeTimeslice && c.Isolation == "" {
+		switch {
+		case m.Only == api.ModeTimeslice && c.Isolation == "":
 			r.Detail += ", where nothing holds a share"
+		case m.Only == api.ModeMPS && c.Isolation == "":
+			r.Detail = "a privileged container sees the node's cards whole, so nothing holds it to a replica of mode mps: it is served on cards in other modes"
 		}
 	case barAmount:
 		r.Reason, r.distance = ReasonIsolation, distanceUnserved

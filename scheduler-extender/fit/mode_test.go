@@ -184,3 +184,54 @@ func TestAModeThatIsNotServedYetIsNearerThanAnotherModel(t *testing.T) {
 		t.Errorf("%+v and %+v", not, never)
 	}
 }
+
+// A privileged container sees every card of its node whole, so its node refuses it a share,
+// and no policy knows of replicas that a configuration makes: it isn't placed where it would
+// be refused for ever, and is served elsewhere.
+func TestPrivilegedContainersGetNoReplicaUnderMPS(t *testing.T) {
+	replicated := func(mode api.Mode) fit.Card {
+		c := card(0)
+		c.Modes, c.Slots = &fit.Modes{MPS: true, Timeslice: true, Only: mode, Replicas: 4}, 4
+		return c
+	}
+	plain := func(name string, privileged bool) api.ContainerRequest {
+		return api.ContainerRequest{Name: name, Cards: 1, Whole: true, Privileged: privileged}
+	}
+	for name, c := range map[string]struct {
+		isolation  api.Mode
+		containers []api.ContainerRequest
+		node       *fit.Node
+		want       string // the modes of app, or the refusal
+	}{
+		"on a card under MPS alone": {"", []api.ContainerRequest{plain("app", true)}, node(replicated(api.ModeMPS)),
+			"n1: card 0 (GPU-a, A100-80): a privileged container sees the node's cards whole, so nothing holds it to a replica of mode mps: it is served on cards in other modes"},
+		"beside a whole card":            {"", []api.ContainerRequest{plain("app", true)}, node(replicated(api.ModeMPS), card(0)), "exclusive"},
+		"beside a slice of time":         {"", []api.ContainerRequest{plain("app", true)}, node(replicated(api.ModeMPS), replicated(api.ModeTimeslice)), "timeslice"},
+		"without the privilege":          {"", []api.ContainerRequest{plain("app", false)}, node(replicated(api.ModeMPS), card(0)), "mps"},
+		"where another container has it": {"", []api.ContainerRequest{plain("app", false), plain("b", true)}, node(replicated(api.ModeMPS), card(0)), "mps"},
+		// That passes the policy only where the namespace lets it.
+		"asked for by name": {api.ModeMPS, []api.ContainerRequest{plain("app", true)}, node(replicated(api.ModeMPS), card(0)), "mps"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, refusal := fit.NewAsk(api.Request{Isolation: c.isolation, Containers: c.containers})
+			if refusal != nil {
+				t.Fatal(refusal)
+			}
+			p, refusal := fit.Fit(c.node, a, score.Binpack.Card)
+			got := ""
+			if refusal != nil {
+				got = refusal.Message(c.node, a, "")
+			} else {
+				got = string(a.Grant(c.node, p, "u").Containers["app"][0].Mode)
+			}
+			if got != c.want {
+				t.Fatalf("%q, want %q", got, c.want)
+			}
+		})
+	}
+	with, _ := fit.NewAsk(api.Request{Containers: []api.ContainerRequest{plain("app", true)}})
+	without, _ := fit.NewAsk(api.Request{Containers: []api.ContainerRequest{plain("app", false)}})
+	if with.Key() == without.Key() {
+		t.Error("the answers to one are given to the other")
+	}
+}

@@ -111,6 +111,7 @@ func readPod(p *corev1.Pod) pod {
 	add := func(c *corev1.Container, kind api.ContainerKind) {
 		out.order = append(out.order, podContainer{c.Name, kind})
 		spec := api.ContainerSpec{Name: c.Name, Kind: kind, Resources: map[string]string{}}
+		spec.Privileged = c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
 		for name, q := range c.Resources.Limits {
 			spec.Resources[string(name)] = q.String()
 		}
