@@ -97,7 +97,7 @@ func (s *Server) bindPod(ctx context.Context, pod ledger.Ref, node string) (stri
 	}
 	grant, bound, err := s.Ledger.BeginBind(pod, node, s.Now())
 	switch {
-	case errors.Is(err, ledger.ErrNoRoom):
+	case errors.Is(err, ledger.ErrNoRoom), errors.Is(err, ledger.ErrChanged):
 		return "conflict", failed(err)
 	case errors.Is(err, ledger.ErrBlocked):
 		return "blocked", failed(err)

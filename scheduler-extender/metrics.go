@@ -26,7 +26,7 @@ func newMetrics(c Config) *metrics {
 			Name: "carve_extender_refusals_total", Help: "Pods that no node takes, by reason of the nearest miss.",
 		}, []string{"reason"}),
 		binds: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "carve_extender_binds_total", Help: "Bind calls by result: granted, plain (no grant), again (bound already), conflict (room gone), blocked (agent or hook gone since the offer), quota (the namespace's is used up since the offer), refused, failed, fault.",
+			Name: "carve_extender_binds_total", Help: "Bind calls by result: granted, plain (no grant), again (bound already), conflict (room gone, or the card given otherwise), blocked (agent or hook gone since the offer), quota (the namespace's is used up since the offer), refused, failed, fault.",
 		}, []string{"result"}),
 		denied: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "carve_extender_denied_total", Help: "Calls without the scheduler's certificate.",

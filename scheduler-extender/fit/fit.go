@@ -49,16 +49,19 @@ func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
 
 // fits reports whether the container, alone of its pod, fits on the card.
 func fits(card *Card, c *Container, amount Amount) bool {
-	if c.bars(card) != 0 {
-		return false
-	}
-	if c.whole(card) {
-		return !card.Touched && card.Slots > 0 && card.MemMiB >= c.MemMiB
-	}
-	return !card.Whole &&
-		card.Used.MemMiB+amount.MemMiB <= card.MemMiB &&
-		(amount.Cores == 0 || card.Used.Cores+amount.Cores <= allCores) &&
-		card.Used.Slots+amount.Slots <= card.Slots
+	return c.suits(card) && card.holds(amount)
+}
+
+// suits reports whether the container may be on the card, whatever it takes of it.
+func (c *Container) suits(card *Card) bool {
+	return !card.Whole && c.bars(card) == 0 && (!c.whole(card) || !card.Touched && card.MemMiB >= c.MemMiB)
+}
+
+// holds reports whether the card has room for the amount.
+func (c *Card) holds(a Amount) bool {
+	return c.Used.MemMiB+a.MemMiB <= c.MemMiB &&
+		(a.Cores == 0 || c.Used.Cores+a.Cores <= allCores) &&
+		c.Used.Slots+a.Slots <= c.Slots
 }
 
 // fitOne is Fit for pods with one container: the k best cards, without search.
@@ -152,15 +155,14 @@ func (s *search) container(depth int) bool {
 	var list []candidate
 	for i := range s.node.Cards {
 		card := &s.node.Cards[i]
-		if !s.open[i] || card.Whole || c.bars(card) != 0 || (c.whole(card) && (card.Touched || card.MemMiB < c.MemMiB)) {
+		if !s.open[i] || !c.suits(card) {
 			continue
 		}
 		before, now := s.held(i, s.on[i]), s.held(i, s.on[i]|1<<ci)
-		after := card.Used.Plus(now)
-		if after.MemMiB > card.MemMiB || after.Slots > card.Slots || (now.Cores > 0 && after.Cores > allCores) {
+		if !card.holds(now) {
 			continue
 		}
-		list = append(list, candidate{i, now == before, s.prefer(card, after)})
+		list = append(list, candidate{i, now == before, s.prefer(card, card.Used.Plus(now))})
 	}
 	if len(list) < c.Cards {
 		return false

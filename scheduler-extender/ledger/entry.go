@@ -68,6 +68,7 @@ type entry struct {
 	key     string // of the ask that was placed
 	ask     *fit.Ask
 	prefer  fit.Prefer
+	seen    *report // the node's, when the offer was last found to stand
 	allowed []*Node // other nodes that the scheduler may choose
 	binding bool    // a write is in flight; the offer doesn't end meanwhile
 	gone    bool    // the pod vanished while a write was in flight

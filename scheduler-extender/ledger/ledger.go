@@ -3,7 +3,6 @@ package ledger
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"sync"
@@ -118,7 +117,7 @@ func (l *Ledger) node(name string) *Node {
 // publish recomputes a node's snapshot, and drops the node when nothing is
 // known of it any more. The lock is held.
 func (l *Ledger) publish(n *Node) {
-	view, debt := n.view()
+	view, debt := n.view(nil)
 	l.version++
 	if old := n.snap.Load(); old != nil && old.View.Blocked != "" && view.Blocked == "" {
 		n.served = l.version
@@ -504,7 +503,7 @@ func (l *Ledger) Totals() Totals {
 }
 
 // Errors of Offer and BeginBind, beside *QuotaRefusal. They leave every entry as it
-// is, but for ErrBlocked and *QuotaRefusal of BeginBind, which end the offer.
+// is, but for ErrBlocked, ErrChanged and *QuotaRefusal of BeginBind, which end the offer.
 var (
 	// ErrNoRoom says that the room that was seen is taken.
 	ErrNoRoom = errors.New("the room was taken by another pod")
@@ -519,6 +518,9 @@ var (
 	// ErrBlocked says that the node takes nothing new, since the offer was
 	// made.
 	ErrBlocked = errors.New("the node takes no pods now")
+	// ErrChanged says that the node's cards are given otherwise than when the
+	// offer was made, and that the pod fits on none of them as they are now.
+	ErrChanged = errors.New("the card that was offered is given otherwise now, and the node has no other for the pod")
 )
 
 // Offer is a decision to be entered.
@@ -574,7 +576,7 @@ func (l *Ledger) place(e *entry, n *Node, version uint64, p fit.Placement) error
 			return ErrNoRoom
 		}
 	}
-	e.node, e.grant = n, e.ask.Grant(&s.View, p, e.ref.UID)
+	e.node, e.grant, e.seen = n, e.ask.Grant(&s.View, p, e.ref.UID), n.report
 	if over := l.overQuota(e, total(e.containers, e.grant)); over != nil {
 		return over
 	}
@@ -583,12 +585,13 @@ func (l *Ledger) place(e *entry, n *Node, version uint64, p fit.Placement) error
 	return nil
 }
 
-// Renew lets an offer that isn't being bound live on.
+// Renew lets an offer that isn't being bound, and that would be made the same way now,
+// live on.
 func (l *Ledger) Renew(uid string, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.entries[uid]
-	if e == nil || e.state != Offered || e.binding {
+	if e == nil || e.state != Offered || e.binding || !e.stands() {
 		return false
 	}
 	l.ends(e, now.Add(l.config.OfferTTL))
@@ -602,89 +605,5 @@ func (l *Ledger) Withdraw(uid string) {
 	if e := l.entries[uid]; e != nil && e.state == Offered && !e.binding {
 		l.remove(e)
 		l.publish(e.node)
-	}
-}
-
-// BeginBind claims the pod's offer for a write and returns the grant to write.
-// The caller must call EndBind. bound is true, and there is nothing to write,
-// where the pod is bound to that node already. If the scheduler chose another
-// of the allowed nodes, the offer moves there if the pod still fits.
-func (l *Ledger) BeginBind(r Ref, node string, now time.Time) (g api.Grant, bound bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e := l.entries[r.UID]
-	switch {
-	case e == nil || e.ref != r || e.state == Releasing:
-		return g, false, ErrNoOffer
-	case e.state == Bound && e.node.Name == node:
-		return e.grant, true, nil
-	case e.state == Bound:
-		return g, false, fmt.Errorf("%w: it is bound to %s", ErrOtherNode, e.node.Name)
-	case e.binding:
-		return g, false, ErrInFlight
-	case !now.Before(e.until):
-		return g, false, ErrNoOffer
-	}
-	at := slices.IndexFunc(e.allowed, func(n *Node) bool { return n.Name == node })
-	if e.node.Name != node && at < 0 {
-		return g, false, ErrOtherNode
-	}
-	if err := l.refuseBlocked(e, node); err != nil {
-		return g, false, err
-	}
-	if over := l.overQuota(e, e.holds); over != nil {
-		l.giveUp(e)
-		return g, false, over
-	}
-	if e.node.Name != node {
-		l.remove(e)
-		l.publish(e.node)
-		moved := *e
-		if err := l.place(&moved, moved.allowed[at], 0, nil); err != nil {
-			return g, false, err
-		}
-		e = &moved
-		l.ends(e, e.until)
-	}
-	e.binding = true
-	return e.grant, false, nil
-}
-
-// Outcome of a bind's write.
-type Outcome uint8
-
-// Outcomes of a bind's write.
-const (
-	// Written: the pod is bound with the grant.
-	Written Outcome = iota
-	// Refused: the write had no effect and won't have one.
-	Refused
-	// Unknown: it may have had an effect. The room stays booked for another
-	// OfferTTL, within which the API's events or another try decide.
-	Unknown
-)
-
-// EndBind takes in how the write of BeginBind went.
-func (l *Ledger) EndBind(uid string, o Outcome, now time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e := l.entries[uid]
-	if e == nil || !e.binding {
-		return // the API's events were faster
-	}
-	e.binding = false
-	switch {
-	case o == Written:
-		e.state, e.ask, e.allowed = Bound, nil, nil
-		l.ends(e, now.Add(l.config.ConfirmTTL))
-		if e.gone {
-			l.leave(e, now)
-		}
-	case o == Refused || e.gone:
-		l.remove(e)
-		l.publish(e.node)
-	default:
-		e.open = true
-		l.ends(e, now.Add(l.config.OfferTTL))
 	}
 }

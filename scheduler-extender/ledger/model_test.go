@@ -41,6 +41,9 @@ type modelPod struct {
 	mode  api.Mode
 	grant api.Grant
 
+	isolation api.Mode          // that it asks for
+	seen      *v1alpha1.GPUNode // the report that the offer was made by
+
 	mind   string // offered, binding, bound, leaving (a grace), or empty
 	until  time.Time
 	open   bool // a write may have had an effect
@@ -276,6 +279,7 @@ func (w *world) offer(t *rapid.T) {
 	}
 	w.pods[p.ref.UID] = p
 	p.mind, p.until = "offered", w.now.Add(15*time.Second)
+	p.isolation, p.seen = isolation, w.reports[name]
 	for _, c := range w.reports[name].Status.Cards {
 		if n.Snapshot().View.Cards[slices.IndexFunc(n.Snapshot().View.Cards, func(f fit.Card) bool { return f.UUID == c.UUID })].Used.MemMiB == c.MemoryMiB-before[c.UUID]+p.mib {
 			p.card = c.UUID
@@ -287,26 +291,54 @@ func (w *world) offer(t *rapid.T) {
 	}
 }
 
+// takers are the cards that would take an offered pod now, were it not there yet, with
+// the mode that it would get.
+func (w *world) takers(p *modelPod) map[string]api.Mode {
+	out := map[string]api.Mode{}
+	mind := p.mind
+	p.mind = ""
+	defer func() { p.mind = mind }()
+	for _, c := range w.reports[p.node].Status.Cards {
+		if mode, takes := w.takes(&c, p.node, p.isolation, p.mib); takes {
+			out[c.UUID] = mode
+		}
+	}
+	return out
+}
+
 func (w *world) begin(t *rapid.T) {
 	p := w.pick(t, func(p *modelPod) bool { return p.mind == "offered" })
-	g, bound, err := w.l.BeginBind(p.ref, p.node, w.now)
 	serves := w.nodes[p.node] && w.agents[p.node] && w.reports[p.node] != nil
-	if (w.now.Before(p.until) && serves) != (err == nil) || bound {
-		t.Fatalf("begin: bound %t, %v", bound, err)
-	}
-	if w.now.Before(p.until) && !serves {
-		if !errors.Is(err, ledger.ErrBlocked) {
-			t.Fatalf("begin on a node that doesn't serve: %v", err)
+	var want error
+	takers := map[string]api.Mode{}
+	switch {
+	case !w.now.Before(p.until):
+		want = ledger.ErrNoOffer
+	case !serves:
+		want = ledger.ErrBlocked
+	default:
+		takers = w.takers(p)
+		if stands := w.reports[p.node] == p.seen || takers[p.card] == p.mode; stands {
+			takers = map[string]api.Mode{p.card: p.mode}
+		} else if len(takers) == 0 || p.open {
+			want = ledger.ErrChanged
 		}
+	}
+	g, bound, err := w.l.BeginBind(p.ref, p.node, w.now)
+	if !errors.Is(err, want) || bound {
+		t.Fatalf("begin: bound %t, %v, want %v", bound, err, want)
+	}
+	if want == ledger.ErrBlocked || want == ledger.ErrChanged {
 		if !p.open {
 			p.mind = "" // given back
 		}
 	}
 	if err == nil {
-		p.mind, p.grant = "binding", g
-		if c := g.Containers["app"]; len(c) != 1 || c[0].Card != p.card || c[0].MemMiB != p.mib || c[0].Mode != p.mode {
-			t.Fatalf("grant %+v, want %d MiB on %s, mode %s", g, p.mib, p.card, p.mode)
+		c := g.Containers["app"]
+		if len(c) != 1 || takers[c[0].Card] != c[0].Mode || c[0].MemMiB != p.mib {
+			t.Fatalf("grant %+v, want %d MiB on one of %v", g, p.mib, takers)
 		}
+		p.mind, p.grant, p.card, p.mode, p.seen = "binding", g, c[0].Card, c[0].Mode, w.reports[p.node]
 	}
 }
 

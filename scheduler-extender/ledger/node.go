@@ -159,9 +159,9 @@ func Modes(served []string, sharing *v1alpha1.Sharing, mps *v1alpha1.MPS) *fit.M
 	return &m
 }
 
-// view recomputes the node from its report and entries. It is a pure function
+// view recomputes the node from its report and entries, save one. It is a pure function
 // of them, so nothing can leak from one change into the next.
-func (n *Node) view() (fit.Node, int64) {
+func (n *Node) view(except *entry) (fit.Node, int64) {
 	v := fit.Node{Name: n.Name}
 	v.Blocked, v.Why = n.blocked()
 	if n.report == nil || !n.known {
@@ -172,6 +172,9 @@ func (n *Node) view() (fit.Node, int64) {
 		v.Cards[i] = fit.Card{UUID: c.uuid, Model: c.model, Index: c.index, MemMiB: c.memMiB, Slots: c.slots, Blocked: c.blocked, Modes: c.modes}
 	}
 	for _, e := range n.entries {
+		if e == except {
+			continue
+		}
 		e.use(n.report, func(card int, a fit.Amount, whole bool, mode api.Mode) { take(&v.Cards[card], a, whole, mode) })
 	}
 	for uid, left := range n.report.slices {

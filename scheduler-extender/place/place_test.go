@@ -593,3 +593,30 @@ func TestManyWaitersThatDoNotFitHideNone(t *testing.T) {
 		t.Fatalf("woke %v", refs)
 	}
 }
+
+// A pod that is filtered again keeps its offer only while it would be made the same way.
+func TestAnOfferThatIsOutOfDateIsMadeAnew(t *testing.T) {
+	r := cluster(place.Config{}, 1, 1)
+	given := func(replicas int32) {
+		g := report("n1", 80000, 1)
+		g.Status.Cards[0].Modes = []string{"timeslice"}
+		g.Status.Cards[0].Sharing = &v1alpha1.Sharing{Mode: "timeslice", Replicas: replicas}
+		r.l.SetReport(g, epoch)
+	}
+	p := pod("a", api.ContainerRequest{Name: "app", Cards: 1, Whole: true})
+	for _, replicas := range []int32{4, 2, 2, 5} {
+		given(replicas)
+		if f := r.filter(p); !slices.Equal(f.Nodes, []string{"n1"}) {
+			t.Fatalf("%d replicas: %+v", replicas, f)
+		}
+		if got := r.l.Node("n1").Snapshot().View.Cards[0].Used.MemMiB; got != 80000/int64(replicas) {
+			t.Errorf("%d replicas: %d MiB are held", replicas, got)
+		}
+	}
+	g := report("n1", 80000, 1)
+	g.Status.Cards[0].Health.State = v1alpha1.Lost
+	r.l.SetReport(g, epoch)
+	if f := r.filter(p); len(f.Nodes) > 0 || f.Reason != fit.ReasonUnhealthy {
+		t.Errorf("a lost card: %+v", f)
+	}
+}
