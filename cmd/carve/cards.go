@@ -208,14 +208,25 @@ func modeOf(all []v1alpha1.Slice) string {
 
 // shared says in a few words how a card is given: in replicas, or as its slices are.
 func (c cardView) shared() string {
-	if c.Sharing != nil {
-		out := fmt.Sprintf("%s, %d of %d replicas", c.Sharing.Mode, len(c.Slices), c.Sharing.Replicas)
-		if c.Mode != "" && c.Mode != c.Sharing.Mode {
-			out = fmt.Sprintf("%s, then %s in %d replicas", c.Mode, c.Sharing.Mode, c.Sharing.Replicas)
-		}
-		return out
+	sharing := c.Sharing
+	switch {
+	case sharing == nil:
+		return cmp.Or(c.Mode, "-")
+	case c.Mode != "" && c.Mode != sharing.Mode:
+		return fmt.Sprintf("%s, then %s in %d replicas", c.Mode, sharing.Mode, sharing.Replicas)
 	}
-	return cmp.Or(c.Mode, "-")
+	// Each slice takes the place of a replica. One of another size is of a pod that
+	// names its amounts, or from before the configuration.
+	shares := 0
+	for _, s := range c.Slices {
+		if s.MemMiB != max(1, c.MemoryMiB/int64(max(1, sharing.Replicas))) {
+			shares++
+		}
+	}
+	if shares == 0 {
+		return fmt.Sprintf("%s, %d of %d replicas", sharing.Mode, len(c.Slices), sharing.Replicas)
+	}
+	return fmt.Sprintf("%s, %s and %s of %d", sharing.Mode, plural(len(c.Slices)-shares, "replica"), plural(shares, "share"), sharing.Replicas)
 }
 
 // printCards prints a line for each card and, below it, a line for each slice. wide

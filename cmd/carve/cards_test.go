@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"flag"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,7 +146,12 @@ func TestExitCodes(t *testing.T) {
 func TestHowACardIsShared(t *testing.T) {
 	slices := func(modes ...string) (out []v1alpha1.Slice) {
 		for _, m := range modes {
-			out = append(out, v1alpha1.Slice{Mode: m})
+			mode, memory, named := strings.Cut(m, " ")
+			s := v1alpha1.Slice{Mode: mode, MemMiB: 20000}
+			if named {
+				s.MemMiB, _ = strconv.ParseInt(memory, 10, 64)
+			}
+			out = append(out, s)
 		}
 		return out
 	}
@@ -156,7 +163,13 @@ func TestHowACardIsShared(t *testing.T) {
 		"timeslice, 0 of 4 replicas":         {Sharing: four},
 		"timeslice, 2 of 4 replicas":         {Sharing: four, Slices: slices("timeslice", "timeslice")},
 		"vgpu, then timeslice in 4 replicas": {Sharing: four, Slices: slices("vgpu")},
+		// Not each slice is a replica: pods name amounts of their own, or came when the
+		// card was cut otherwise. They take a replica's place all the same.
+		"timeslice, 1 replica and 2 shares of 4":       {Sharing: four, Slices: slices("timeslice", "timeslice 8000", "timeslice 40000")},
+		"timeslice, 0 replicas and 1 share of 4":       {Sharing: four, Slices: slices("timeslice 8000")},
+		"timeslice+vgpu, then timeslice in 4 replicas": {Sharing: four, Slices: slices("vgpu", "timeslice")},
 	} {
+		c.MemoryMiB = 80000
 		cards := viewCards([]v1alpha1.GPUNode{{Status: v1alpha1.GPUNodeStatus{Cards: []v1alpha1.Card{c}}}})
 		if got := cards[0].shared(); got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -57,3 +57,11 @@ func writeOutput(w io.Writer, cmd *cobra.Command, format string, data any, table
 	}
 	return checkOutputFormat(cmd, format)
 }
+
+// plural is a number of things: "1 share", "2 shares".
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

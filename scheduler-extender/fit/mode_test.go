@@ -65,7 +65,8 @@ func TestModesOfACard(t *testing.T) {
 			"plain": "asked mode timeslice, the card is in mode vgpu until its pods are gone", "share": "asked a share without isolation"}},
 		"one whose replicas are all taken": {with(func(c *fit.Card) {
 			c.Modes, c.Mode, c.Slots, c.Touched, c.Used = replicas(api.ModeTimeslice, 2), api.ModeTimeslice, 2, true, fit.Amount{MemMiB: 80 * gib, Cores: 100, Slots: 2}
-		}), map[string]string{"plain": "asked a replica, all 2 of the card are taken"}},
+		}), map[string]string{
+			"plain": "asked a replica; the card, in 2 replicas, takes 2 containers and has 2", "slice": "asked a share; the card, in 2 replicas, takes 2 containers and has 2"}},
 	} {
 		for pod, want := range c.want {
 			t.Run(name+"/"+pod, func(t *testing.T) {

@@ -101,7 +101,12 @@ func miss(card *Card, at int, c *Container, a *Ask) *Refusal {
 	case c.bars(card) != 0:
 		return c.refuse(r, c.bars(card), card)
 	case card.Replicated() && free.Slots < 1 && !card.Whole:
-		r.Detail = fmt.Sprintf("asked a replica, all %d of the card are taken", card.Slots)
+		// Shares that name their amounts count as well, whatever their size.
+		what := "a replica"
+		if !c.plain() {
+			what = "a share"
+		}
+		r.Detail = fmt.Sprintf("asked %s; the card, in %d replicas, takes %d containers and has %d", what, card.Slots, card.Slots, card.Used.Slots)
 		return set(ReasonSlots, 1, 0, int64(card.Slots), distanceSlots)
 	case card.Whole:
 		return set(ReasonHeldWhole, amount.MemMiB, 0, card.MemMiB, distanceWhole)

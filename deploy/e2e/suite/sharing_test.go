@@ -130,7 +130,7 @@ func TestReplicasUnderMPS(t *testing.T) {
 		t.Errorf("allocating beyond a replica gave CUDA error %d, want 2", code)
 	}
 	create(t, at("third", share{"gpu": "1"}))
-	wantPending(t, "third", "asked a replica, all 2 of the card are taken", "default/share (8000 MiB)")
+	wantPending(t, "third", "asked a replica; the card, in 2 replicas, takes 2 containers and has 2", "default/share (8000 MiB)")
 	agree(t)
 }
 
@@ -185,7 +185,7 @@ func TestReplicasByCard(t *testing.T) {
 		t.Errorf("allocating beyond a replica gave CUDA error %d", code)
 	}
 	create(t, at("replica-4", both[0], one))
-	wantPending(t, "replica-4", "asked a replica, all 4 of the card are taken", "default/replica-0")
+	wantPending(t, "replica-4", "asked a replica; the card, in 4 replicas, takes 4 containers and has 4", "default/replica-0")
 	create(t, at("held", both[0], share{"gpumem": "1000"}))
 	wantPending(t, "held", "gives the card in 4 replicas of mode timeslice, where nothing holds a share")
 	remove(t, "held")
