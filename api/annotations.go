@@ -72,6 +72,30 @@ func NamesCDIDevices(a map[string]string) (key string, found bool) {
 	return key, found
 }
 
+// oneOf checks what an annotation says against the words that may be said.
+func oneOf(key, v string, allowed ...string) error {
+	if slices.Contains(allowed, v) {
+		return nil
+	}
+	return &FieldError{"annotation " + key, v, strings.Join(allowed, ", ") + didYouMean(v, allowed)}
+}
+
+// didYouMean is the word that one was likely meant to be, as a hint, or nothing.
+func didYouMean(word string, known []string) string {
+	word = strings.ToLower(strings.TrimSpace(word))
+	best, least := "", 3
+	for _, k := range known {
+		// Of a short word two changes leave too little.
+		if d := changes(word, k); d < least && 3*d < len(k) {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return " (did you mean " + best + "?)"
+}
+
 // mistyped finds the first annotation of ours that doesn't exist.
 func mistyped(a map[string]string) error {
 	first := ""
@@ -83,7 +107,9 @@ func mistyped(a map[string]string) error {
 	if first == "" {
 		return nil
 	}
-	return &FieldError{"annotations", first, "one of " + strings.Join(annotations, ", ")}
+	// Those that speak of one pod are written by programs.
+	written := slices.DeleteFunc(Annotations(), func(k string) bool { return slices.Contains(OwnAnnotations(), k) })
+	return &FieldError{"annotations", first, "one of " + strings.Join(written, ", ") + didYouMean(first, written)}
 }
 
 // What entries of the card lists look like.

@@ -302,21 +302,15 @@ func (r *Request) parseAnnotations(a map[string]string) error {
 	if err := mistyped(a); err != nil {
 		return err
 	}
-	oneOf := func(key, v string, allowed ...string) error {
-		for _, x := range allowed {
-			if v == x {
-				return nil
-			}
-		}
-		return &FieldError{"annotation " + key, v, strings.Join(allowed, ", ")}
-	}
 	if v, ok := a[AnnotationIsolation]; ok {
-		if err := oneOf(AnnotationIsolation, v, "vgpu", "mig", "mps", "timeslice", "exclusive"); err != nil {
+		// Instances aren't served yet: who asks for them is understood, and told so
+		// where it is refused.
+		if err := oneOf(AnnotationIsolation, v, "vgpu", "mps", "timeslice", "exclusive"); err != nil && v != string(ModeMIG) {
 			return err
 		}
 		r.Isolation = Mode(v)
 	} else if v, ok := a[HAMiMode]; ok {
-		if err := oneOf(HAMiMode, v, hamiModeSharing, "mig", "mps"); err != nil {
+		if err := oneOf(HAMiMode, v, hamiModeSharing, "mps"); err != nil && v != string(ModeMIG) {
 			return err
 		}
 		if r.Isolation = Mode(v); v == hamiModeSharing {
@@ -360,7 +354,7 @@ func (r *Request) parseAnnotations(a map[string]string) error {
 		}
 		r.LowPriority = v == "low"
 	}
-	if err := r.memoryPolicies(a, oneOf); err != nil {
+	if err := r.memoryPolicies(a); err != nil {
 		return err
 	}
 	var err error
@@ -372,7 +366,7 @@ func (r *Request) parseAnnotations(a map[string]string) error {
 }
 
 // memoryPolicies reads what becomes of memory that needn't be on the card.
-func (r *Request) memoryPolicies(a map[string]string, oneOf func(key, v string, allowed ...string) error) error {
+func (r *Request) memoryPolicies(a map[string]string) error {
 	if v, ok := a[AnnotationManagedMemory]; ok {
 		if err := oneOf(AnnotationManagedMemory, v, string(ManagedCharge), string(ManagedCount), string(ManagedForbid)); err != nil {
 			return err

@@ -223,6 +223,32 @@ func TestRequestsEqualLimits(t *testing.T) {
 	}
 }
 
+// A refusal of an annotation lists what people may write and are served with, and says
+// what may have been meant.
+func TestRefusedAnnotationsNameWhatIsAllowed(t *testing.T) {
+	for name, c := range map[string]struct{ key, value, allowed string }{
+		"another case":              {api.AnnotationIsolation, "MPS", "vgpu, mps, timeslice, exclusive (did you mean mps?)"},
+		"a letter too few":          {api.AnnotationIsolation, "timeslic", "vgpu, mps, timeslice, exclusive (did you mean timeslice?)"},
+		"another word":              {api.AnnotationIsolation, "vm", "vgpu, mps, timeslice, exclusive"},
+		"spaces":                    {api.AnnotationIsolation, " vgpu ", "vgpu, mps, timeslice, exclusive (did you mean vgpu?)"},
+		"in HAMi's words":           {api.HAMiMode, "hami_core", "hami-core, mps (did you mean hami-core?)"},
+		"a policy":                  {api.AnnotationCardPolicy, "Spread", "binpack, spread, topology (did you mean spread?)"},
+		"nothing at all":            {api.AnnotationCompute, "", "elastic, fixed"},
+		"a mistyped annotation":     {"carve.dev/card-modles", "A100", "one of carve.dev/card-models, carve.dev/card-policy, carve.dev/card-uuids, carve.dev/compute, carve.dev/compute-priority, carve.dev/isolation, carve.dev/managed-memory, carve.dev/oversell (did you mean carve.dev/card-models?)"},
+		"one that is written by us": {"carve.dev/resizes", "x", "one of carve.dev/card-models, carve.dev/card-policy, carve.dev/card-uuids, carve.dev/compute, carve.dev/compute-priority, carve.dev/isolation, carve.dev/managed-memory, carve.dev/oversell"},
+	} {
+		_, err := api.ParseRequest(app("nvidia.com/gpumem", "8000"), map[string]string{c.key: c.value})
+		var fault *api.FieldError
+		if !errors.As(err, &fault) || fault.Allowed != c.allowed {
+			t.Errorf("%s: %v\nwant %s", name, err, c.allowed)
+		}
+	}
+	// Instances aren't served, and a pod that asks for them is told so in its own words.
+	if _, err := api.ParseRequest(app("nvidia.com/gpumem", "8000"), map[string]string{api.AnnotationIsolation: "mig"}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAnnotationsAreSortedAndHoldWhatIsWritten(t *testing.T) {
 	all := api.Annotations()
 	if !slices.IsSorted(all) {

@@ -115,11 +115,12 @@ func TestImpossibleRequestsAreRefusedAtCreation(t *testing.T) {
 		"no memory of a card":           {share{"gpu": "1", "gpumem": "0"}, nil, []string{"nvidia.com/gpumem", `"0"`, "leave it out"}},
 		"an instance and a card":        {share{"gpu": "1", "mig-1g.10gb": "1"}, nil, []string{"nvidia.com/mig-*", "instances alone"}},
 		"a third priority":              {share{"gpumem": "1000", "priority": "2"}, nil, []string{"nvidia.com/priority", `"2"`, "0 (high) or 1 (low)"}},
-		"a mistyped annotation":         {share{"gpumem": "1000"}, map[string]string{"carve.dev/card-modles": "A100"}, []string{`"carve.dev/card-modles"`, "one of carve.dev/card-models, "}},
+		"a mistyped annotation":         {share{"gpumem": "1000"}, map[string]string{"carve.dev/card-modles": "A100"}, []string{`"carve.dev/card-modles"`, "one of carve.dev/card-models, ", "carve.dev/isolation, carve.dev/managed-memory, carve.dev/oversell"}},
 		"a mistyped one on a plain pod": {nil, map[string]string{"carve.dev/gpumem": "1000"}, []string{`"carve.dev/gpumem"`, "one of "}},
 		"two cards under MPS":           {share{"gpu": "2", "gpumem": "1000"}, map[string]string{api.AnnotationIsolation: "mps"}, []string{"container app: nvidia.com/gpu", `"2"`, "1 card with isolation mps"}},
 		"the same in HAMi's words":      {share{"gpu": "2"}, map[string]string{api.HAMiMode: "mps"}, []string{"container app: nvidia.com/gpu", `"2"`, "1 card with isolation mps"}},
-		"an unknown isolation":          {share{"gpumem": "1000"}, map[string]string{api.AnnotationIsolation: "vm"}, []string{api.AnnotationIsolation, `"vm"`, "vgpu, mig, mps"}},
+		"an unknown isolation":          {share{"gpumem": "1000"}, map[string]string{api.AnnotationIsolation: "vm"}, []string{api.AnnotationIsolation, `"vm"`, "allowed is vgpu, mps, timeslice, exclusive"}},
+		"a mode in capitals":            {share{"gpumem": "1000"}, map[string]string{api.AnnotationIsolation: "MPS"}, []string{"allowed is vgpu, mps, timeslice, exclusive (did you mean mps?)"}},
 		"an unknown policy":             {share{"gpumem": "1000"}, map[string]string{api.AnnotationCardPolicy: "best"}, []string{api.AnnotationCardPolicy, `"best"`, "binpack, spread, topology"}},
 		"a bare exclusion":              {share{"gpumem": "1000"}, map[string]string{api.AnnotationCardModels: "A100,!"}, []string{api.AnnotationCardModels, `"A100,!"`, "separated by commas"}},
 		"nonsense for a UUID":           {share{"gpumem": "1000"}, map[string]string{api.AnnotationCardUUIDs: "gpu0"}, []string{api.AnnotationCardUUIDs, `"gpu0"`, "GPU-xxxxxxxx"}},
@@ -179,6 +180,24 @@ func pick[T any](r *rand.Rand, values ...T) T {
 	return values[min(r.IntN(len(values)), r.IntN(len(values)))]
 }
 
+// annotationValues are what pods may say of each annotation, the likeliest first.
+var annotationValues = map[string][]string{
+	api.AnnotationIsolation:       {"vgpu", "exclusive", "mig", "mps", "timeslice", "vm", ""},
+	api.AnnotationCardPolicy:      {"binpack", "spread", "topology", "best", "Spread"},
+	api.AnnotationCompute:         {"elastic", "fixed", "soft"},
+	api.AnnotationComputePriority: {"high", "low", "1"},
+	api.AnnotationManagedMemory:   {"charge", "count", "forbid", "free"},
+	api.AnnotationOversell:        {"host", "disk"},
+	api.AnnotationCardModels:      {"A100", "A100,!H100", " A100 , ! H100", "A100,", "", "!", "! ", "a,,b", "!!"},
+	api.AnnotationCardUUIDs:       {someCard, "!" + someCard, someCard + ", !" + strings.ToUpper(someCard), "0", someCard + ",", someCard[:39], "GPU-", "! " + someCard},
+	api.HAMiMode:                  {"hami-core", "mig", "mps", "vm"},
+	api.HAMiCardPolicy:            {"binpack", "spread", "topology-aware", "mutex", "best"},
+	api.HAMiUseModel:              {"A100", "", ","},
+	api.HAMiUseUUID:               {"0", someCard},
+	"carve.dev/gpumem":            {"1"},
+	"example.com/x":               {"y"},
+}
+
 // randomPod is a pod that may ask for anything.
 func randomPod(r *rand.Rand) *corev1.Pod {
 	amounts := map[string][]string{
@@ -206,25 +225,9 @@ func randomPod(r *rand.Rand) *corev1.Pod {
 		p.Spec.InitContainers = append(p.Spec.InitContainers, random("init"))
 	}
 	p.Annotations = map[string]string{}
-	values := map[string][]string{
-		api.AnnotationIsolation:       {"vgpu", "exclusive", "mig", "mps", "timeslice", "vm", ""},
-		api.AnnotationCardPolicy:      {"binpack", "spread", "topology", "best", "Spread"},
-		api.AnnotationCompute:         {"elastic", "fixed", "soft"},
-		api.AnnotationComputePriority: {"high", "low", "1"},
-		api.AnnotationManagedMemory:   {"charge", "count", "forbid", "free"},
-		api.AnnotationOversell:        {"host", "disk"},
-		api.AnnotationCardModels:      {"A100", "A100,!H100", " A100 , ! H100", "A100,", "", "!", "! ", "a,,b", "!!"},
-		api.AnnotationCardUUIDs:       {someCard, "!" + someCard, someCard + ", !" + strings.ToUpper(someCard), "0", someCard + ",", someCard[:39], "GPU-", "! " + someCard},
-		api.HAMiMode:                  {"hami-core", "mig", "mps", "vm"},
-		api.HAMiCardPolicy:            {"binpack", "spread", "topology-aware", "mutex", "best"},
-		api.HAMiUseModel:              {"A100", "", ","},
-		api.HAMiUseUUID:               {"0", someCard},
-		"carve.dev/gpumem":            {"1"},
-		"example.com/x":               {"y"},
-	}
-	for _, k := range slices.Sorted(maps.Keys(values)) {
+	for _, k := range slices.Sorted(maps.Keys(annotationValues)) {
 		if r.IntN(9) == 0 {
-			p.Annotations[k] = pick(r, values[k]...)
+			p.Annotations[k] = pick(r, annotationValues[k]...)
 		}
 	}
 	return p
@@ -259,6 +262,61 @@ func sameVerdict(t *testing.T, count int) {
 	t.Logf("%d pods, %d refused, the same by both", count, refused)
 }
 
+// sameVerdictOnUpdates compares the verdicts on pods that were accepted and whose annotations
+// are then added, changed and taken off.
+func sameVerdictOnUpdates(t *testing.T, pods, updates int) {
+	t.Helper()
+	seed := uint64(os.Getpid())
+	r := rand.New(rand.NewPCG(seed, 2))
+	good := func() *corev1.Pod {
+		for {
+			p := randomPod(r)
+			if request, err := parse(p); err == nil && !request.Empty() {
+				return p
+			}
+		}
+	}
+	refused := 0
+	for i := range pods {
+		p := good()
+		// Under another annotation than the one that counts anything may stand.
+		for other, key := range map[string]string{api.AnnotationIsolation: api.HAMiMode, api.AnnotationCardPolicy: api.HAMiCardPolicy} {
+			if _, counts := p.Annotations[other]; counts && r.IntN(2) == 0 {
+				p.Annotations[key] = pick(r, "mps", "vm", "best", "mig", "spread")
+			}
+		}
+		p.Name, p.Spec.SchedulerName = fmt.Sprint("updated-", i), "nobody"
+		p = create(t, p)
+		for range updates {
+			next := p.DeepCopy()
+			for _, key := range slices.Sorted(maps.Keys(annotationValues)) {
+				switch r.IntN(6) {
+				case 0:
+					delete(next.Annotations, key)
+				case 1:
+					if next.Annotations == nil {
+						next.Annotations = map[string]string{}
+					}
+					next.Annotations[key] = pick(r, annotationValues[key]...)
+				}
+			}
+			_, want := parse(next)
+			_, err := cluster.Client.CoreV1().Pods(ns).Update(t.Context(), next, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			if want != nil {
+				refused++
+			}
+			if (err == nil) != (want == nil) || err != nil && !byPolicy(err, "carve-request") {
+				t.Fatalf("seed %d, pod %d: limits %v, annotations %v, before %v\nparser: %v\nAPI server: %v", seed, i, amounts(p), next.Annotations, p.Annotations, want, err)
+			}
+		}
+		remove(t, p.Name)
+	}
+	if all := pods * updates; refused < all/20 || refused > all*19/20 {
+		t.Errorf("%d of %d updates were refused: the comparison says little", refused, all)
+	}
+	t.Logf("%d updates of %d pods, %d refused, the same by both", pods*updates, pods, refused)
+}
+
 func amounts(p *corev1.Pod) (out []string) {
 	for _, c := range append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...) {
 		for name, q := range c.Resources.Limits {
@@ -269,13 +327,14 @@ func amounts(p *corev1.Pod) (out []string) {
 }
 
 // TestPolicyAndParserAgree: what api.ParseRequest refuses, the policies refuse, and
-// what it accepts, they accept.
+// what it accepts, they accept, when a pod is made and when its annotations change.
 func TestPolicyAndParserAgree(t *testing.T) {
-	count := 500
+	count, pods := 500, 10
 	if os.Getenv("CARVE_E2E_LONG") != "" {
-		count = 10000
+		count, pods = 10000, 200
 	}
 	sameVerdict(t, count)
+	sameVerdictOnUpdates(t, pods, 30)
 }
 
 // TestPrivilegedSharesAreRefused by policy, where the namespace doesn't allow it.
@@ -310,6 +369,33 @@ func TestPrivilegedSharesAreRefused(t *testing.T) {
 	} {
 		_, err := dryRun(t.Context(), cluster.Client, c.pod)
 		if c.good && err != nil || !c.good && (!byPolicy(err, "carve-privileged") || !strings.Contains(err.Error(), api.LabelAllowPrivileged)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+
+	// What was none becomes a share by an annotation that is taken off, or put on.
+	for name, c := range map[string]struct {
+		pod   *corev1.Pod
+		patch string
+		good  bool
+	}{
+		"a card of its own becomes a share": {privileged("own", share{"gpumem": "1000"}, map[string]string{api.AnnotationIsolation: "exclusive"}), `{"carve.dev/isolation":null}`, false},
+		"a whole card becomes a replica":    {privileged("whole", share{"gpu": "1"}, nil), `{"carve.dev/isolation":"mps"}`, false},
+		"an annotation that is no matter":   {privileged("other", share{"gpu": "1"}, nil), `{"carve.dev/card-policy":"spread"}`, true},
+		"where the namespace allows it, too": {func() *corev1.Pod {
+			p := privileged("let", share{"gpu": "1"}, nil)
+			p.Namespace = "allow-privileged"
+			return p
+		}(), `{"carve.dev/isolation":"mps"}`, true},
+	} {
+		c.pod.Spec.SchedulerName = "nobody"
+		if c.pod.Namespace == ns {
+			create(t, c.pod)
+		} else if _, err := cluster.Client.CoreV1().Pods(c.pod.Namespace).Create(t.Context(), c.pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := cluster.Client.CoreV1().Pods(c.pod.Namespace).Patch(t.Context(), c.pod.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":%s}}`, c.patch), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		if c.good && err != nil || !c.good && !byPolicy(err, "carve-privileged") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
