@@ -62,7 +62,12 @@ func testView() View {
 			{Namespace: "team", Pod: "one", Container: "app", Card: "GPU-a", Mode: "vgpu", Active: true,
 				LimitBytes: 8000 << 20, UsedBytes: 1 << 30, UnchargedBytes: 5 << 20, ResidualBytes: 3 << 20, PeakBytes: 2 << 30, Refusals: 5, Cores: 30, ComputeSeconds: &seconds, ComputeRatio: &ratio, Processes: 2},
 			{Namespace: "team", Pod: "two", Container: "app", Card: "GPU-a", Mode: "vgpu", LimitBytes: 16000 << 20, Cores: 50},
-			{Namespace: "team", Pod: "time", Container: "app", Card: "GPU-c", Mode: "timeslice", Active: true, LimitBytes: 16000 << 20, UsedBytes: 7 << 30, Processes: 3},
+			{Namespace: "team", Pod: "time", Container: "app", Card: "GPU-a", Mode: "timeslice", Active: true, LimitBytes: 16000 << 20, UsedBytes: 7 << 30, Processes: 3},
+			// Of these nobody knows what they use: the card says nothing, the file can't be read.
+			{Namespace: "team", Pod: "dark", Container: "app", Card: "GPU-c", Mode: "timeslice", Active: true, LimitBytes: 16000 << 20},
+			{Namespace: "team", Pod: "unread", Container: "app", Card: "GPU-a", Mode: "vgpu", Active: true, LimitBytes: 16000 << 20, Unread: true},
+			// This one says itself what it uses, whatever its card does.
+			{Namespace: "team", Pod: "own", Container: "app", Card: "GPU-c", Mode: "mps", Active: true, LimitBytes: 16000 << 20, UsedBytes: 1 << 30, Processes: 1},
 			{Namespace: "team", Pod: "whole", Container: "app", Card: "GPU-b", Mode: "exclusive", Active: true},
 		},
 	}

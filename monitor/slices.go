@@ -50,9 +50,14 @@ func (c sliceCollector) Collect(ch chan<- prometheus.Metric) {
 		if s.LimitBytes == 0 {
 			continue // a whole card has no limit, and what is used is the card's
 		}
-		gauge(ch, sliceUsed, float64(s.UsedBytes), labels...)
+		if s.known(card) {
+			gauge(ch, sliceUsed, float64(s.UsedBytes), labels...)
+			gauge(ch, sliceProcesses, float64(s.Processes), labels...)
+		}
 		if s.Mode != string(api.ModeTimeslice) { // nothing holds that to an amount, or counts for it
 			gauge(ch, sliceLimit, float64(s.LimitBytes), labels...)
+		}
+		if s.Mode != string(api.ModeTimeslice) && !s.Unread {
 			gauge(ch, sliceResidual, float64(s.ResidualBytes), labels...)
 			gauge(ch, sliceUncharged, float64(s.UnchargedBytes), labels...)
 			gauge(ch, slicePeak, float64(s.PeakBytes), labels...)
@@ -61,8 +66,15 @@ func (c sliceCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, sliceCores, float64(s.Cores)/100, labels...)
 		if s.ComputeSeconds != nil && s.ComputeRatio != nil {
 			counter(ch, sliceBusy, *s.ComputeSeconds, labels...)
-			gauge(ch, sliceBusyRatio, *s.ComputeRatio, labels...)
+			if card.Fault == "" {
+				gauge(ch, sliceBusyRatio, *s.ComputeRatio, labels...)
+			}
 		}
-		gauge(ch, sliceProcesses, float64(s.Processes), labels...)
 	}
+}
+
+// known reports whether anybody says what the slice uses: its own processes, or in mode
+// timeslice the driver. A figure that nobody knows has no series, since a zero would be one.
+func (s Slice) known(card Card) bool {
+	return !s.Unread && (s.Mode != string(api.ModeTimeslice) || card.Fault == "")
 }

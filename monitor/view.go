@@ -64,6 +64,9 @@ type Slice struct {
 	// Fault says what is wrong with the files by which the node reaches the
 	// container.
 	Fault string
+	// Unread is true where the file in which the container counts can't be read; its own
+	// figures are 0 then, and mean nothing.
+	Unread bool
 	// The memory figures are 0 for a whole card. PeakBytes is the largest use that was
 	// seen: of each process exactly, of all together as they were looked at, once a second.
 	// ManagedBytes is a part of UsedBytes.

@@ -347,7 +347,7 @@ func (n *node) View() monitor.View {
 			seconds, ratio = &time, &s.Compute.Ratio
 		}
 		out.Slices = append(out.Slices, monitor.Slice{
-			PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active, Generation: s.Generation, Fault: s.Fault,
+			PodUID: s.PodUID, Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Card: s.Card, Mode: s.Mode, Active: s.Active, Generation: s.Generation, Fault: s.Fault, Unread: s.Unread,
 			LimitBytes: s.LimitBytes, UsedBytes: s.Usage.UsedBytes, ManagedBytes: s.Usage.ManagedBytes, UnchargedBytes: s.Usage.UnchargedBytes, ResidualBytes: s.ResidualBytes, PeakBytes: s.PeakBytes,
 			Refusals: s.Refusals, Cores: s.Cores, ComputeSeconds: seconds, ComputeRatio: ratio, Processes: s.Processes,
 		})

@@ -88,6 +88,8 @@ func pageCard(c monitor.Card, all []monitor.Slice) page.Card {
 		case s.LimitBytes == 0:
 			// A whole card has no limit, and what is used is the card's.
 			h.Whole, h.LimitBytes, h.Percent, h.UsedBytes, h.Processes = true, out.MemoryBytes, 100, out.UsedBytes, out.Processes
+		case s.Unread:
+			h.ComputeRatio = s.ComputeRatio
 		default:
 			h.ComputeRatio = s.ComputeRatio
 			h.ManagedBytes, h.UnchargedBytes = unlessZero(s.ManagedBytes), unlessZero(s.UnchargedBytes)

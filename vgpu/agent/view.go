@@ -89,6 +89,9 @@ type SliceView struct {
 	Compute *loop.Use
 	// Fault says what is wrong with the files by which the node reaches its container.
 	Fault string
+	// Unread says that its usage file can't be read, so that what the container says of
+	// itself isn't known.
+	Unread bool
 	// Damaged says that the container changed its usage file.
 	Damaged bool
 }
@@ -205,6 +208,7 @@ func (a *Agent) seenOf(uid, container string, listed []gpu.Process) (bytes uint6
 func (a *Agent) readUsage(s *SliceView, cards []string) {
 	u, err := region.ReadUsage(a.files.usage(s.PodUID, s.Container), max(len(cards), 1))
 	if err != nil {
+		s.Unread = true
 		return
 	}
 	s.Damaged = u.Damage != 0
