@@ -218,17 +218,24 @@ static bool charge_small(const struct carve_driver *d, struct carve_state *s, st
     carve_lock(&a->lock);
     /* Another thread may have made room meanwhile, where the driver will find it, too. */
     bool spare = fit(a, slots, block);
-    fits = spare || (add_page(a, block) && fit(a, slots, block));
+    if (!spare && add_page(a, block)) {
+        uint32_t page = a->open;
+        fits = fit(a, slots, block);
+        if (CARVE_UNLIKELY(page_at(a, page)->taken == 0)) {
+            remove_page(a, page); /* a page is listed only with something in it, for which it is charged */
+        }
+    }
     carve_unlock(&a->lock);
     if (spare || !fits) {
         carve_release(s, block->card, CARVE_PAGE_UNITS);
     }
-    return fits;
+    return spare || fits;
 }
 
 bool carve_array_charge(const struct carve_driver *d, struct carve_state *s, struct carve_pointer *block, uint64_t bytes) {
     if (bytes <= MOST_BYTES) {
-        uint32_t slots = (uint32_t)(up(bytes, SLOT_BYTES) / SLOT_BYTES);
+        /* Nothing is without a place: what no bytes are known of is the driver's to refuse, or it takes some. */
+        uint32_t slots = bytes == 0 ? 1 : (uint32_t)(up(bytes, SLOT_BYTES) / SLOT_BYTES);
         block->kind = CARVE_KIND_ARRAY;
         block->units = slots * SLOT_UNITS;
         return charge_small(d, s, block, slots, bytes);

@@ -10,18 +10,32 @@ struct request {
     CUresult (*drop)(const struct carve_driver *d, void *handle);
     CUDA_ARRAY3D_DESCRIPTOR all;
     unsigned int levels; /* 0: not mipmapped */
+    unsigned int asked;  /* levels as the program gave them: drivers may take 0 for 1 */
 };
 
-/* Sizes that no driver takes are its own to refuse. */
+/* Descriptions that no driver takes are its own to refuse. */
 static bool absurd(const CUDA_ARRAY3D_DESCRIPTOR *a) {
-    return a->Width == 0 || a->Width > 1u << 20 || a->Height > 1u << 20 || a->Depth > 1u << 20;
+    return a->Width == 0 || a->Width > 1u << 20 || a->Height > 1u << 20 || a->Depth > 1u << 16 || a->NumChannels == 0 || a->NumChannels > 4;
+}
+
+/* Asks the driver for what isn't charged, since it is taken to refuse it. One that doesn't gets it back. */
+static CUresult make_uncharged(const struct carve_driver *d, const struct request *r) {
+    void *made = NULL;
+    CUresult result = r->make(d, r, &made);
+    if (result == CUDA_SUCCESS) {
+        (void)r->drop(d, made);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return result;
 }
 
 static CUresult create(const struct carve_driver *d, const struct request *r, void **out) {
     struct carve_state *s = carve_state();
     struct carve_place place;
-    /* Memory of these comes later, by mapping what cuMemCreate was charged for. */
-    bool empty = (r->all.Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0;
+    /* Memory of these comes later, by mapping what cuMemCreate was charged for. A driver without deferred mapping may
+     * not look at its flag. */
+    unsigned int later = CUDA_ARRAY3D_SPARSE | (d->cuArrayGetMemoryRequirements != NULL ? CUDA_ARRAY3D_DEFERRED_MAPPING : 0u);
+    bool empty = (r->all.Flags & later) != 0;
     if (s == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -30,7 +44,10 @@ static CUresult create(const struct carve_driver *d, const struct request *r, vo
     if (where == CARVE_FOREIGN) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (where == CARVE_NOWHERE || empty || absurd(&r->all)) {
+    if (where == CARVE_NOWHERE || absurd(&r->all)) {
+        return make_uncharged(d, r);
+    }
+    if (empty) {
         return r->make(d, r, out);
     }
     struct carve_pointer block = {.context = place.context, .card = (uint8_t)place.card};
@@ -105,7 +122,7 @@ static CUresult make_3d_v2(const struct carve_driver *d, const struct request *r
 }
 
 static CUresult make_mipmapped(const struct carve_driver *d, const struct request *r, void **handle) {
-    return d->cuMipmappedArrayCreate((CUmipmappedArray *)handle, &r->all, r->levels);
+    return d->cuMipmappedArrayCreate((CUmipmappedArray *)handle, &r->all, r->asked);
 }
 
 /* ---- hooks ---- */
@@ -119,8 +136,9 @@ static CUresult make_mipmapped(const struct carve_driver *d, const struct reques
     if ((array) == NULL || (descriptor) == NULL) {                                                                \
         return d->call;                                                                                           \
     }                                                                                                             \
-    struct request r = {.make = making, .drop = dropping, .levels = count, .all = {__VA_ARGS__}};                 \
+    struct request r = {.make = making, .drop = dropping, .levels = count, .asked = count, .all = {__VA_ARGS__}}; \
     __asm__ volatile("" : "+m"(r));                                                                               \
+    r.levels = (making) == make_mipmapped && r.levels == 0 ? 1 : r.levels;                                         \
     void *made = NULL;                                                                                            \
     CUresult result = create(d, &r, &made);                                                                       \
     if (result == CUDA_SUCCESS) {                                                                                 \
@@ -149,9 +167,6 @@ CARVE_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESC
 }
 
 CARVE_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *a, unsigned int levels) {
-    if (levels == 0 && carve_driver()->cuMipmappedArrayCreate != NULL) {
-        return carve_driver()->cuMipmappedArrayCreate(array, a, levels); /* nonsense */
-    }
     CREATE(cuMipmappedArrayCreate, cuMipmappedArrayCreate(array, a, levels), array, a, make_mipmapped, drop_mipmapped, levels,
            a->Width, a->Height, a->Depth, a->Format, a->NumChannels, a->Flags);
 }

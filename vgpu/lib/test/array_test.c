@@ -130,6 +130,76 @@ static void agrees_with_the_driver(bool beside_others) {
 static void alone(void) { agrees_with_the_driver(false); }
 static void beside_others(void) { agrees_with_the_driver(true); }
 
+/* Whatever a description is, after the call the ledger has what the driver has, and a share that was full of arrays
+ * before is full with as many after: what was refused left no place that nobody pays for. */
+static unsigned fill(CUarray *list, unsigned most) {
+    const CUDA_ARRAY3D_DESCRIPTOR one = {.Width = 256, .Height = 256, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}; /* 1 MiB */
+    unsigned made = 0;
+    while (made < most && CALL(cuArray3DCreate_v2)(&list[made], &one) == CUDA_SUCCESS) {
+        made++;
+    }
+    return made;
+}
+
+static void nonsense(void) {
+    enum { MOST = 2000, ODD = 1 << 20 };
+    static CUarray list[MOST];
+    static const CUDA_ARRAY3D_DESCRIPTOR odd[] = {
+        {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 0},
+        {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 3},
+        {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 5},
+        {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1u << 31},
+        {.Width = 64, .Height = 64, .Format = 0, .NumChannels = 1},
+        {.Width = 64, .Height = 64, .Format = 0x7fffffff, .NumChannels = 1},
+        {.Width = 0, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+        {.Width = ODD, .Height = ODD, .Depth = ODD, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, /* 2^64 bytes */
+        {.Width = ODD, .Height = ODD, .Depth = 1 << 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+        {.Width = (size_t)1 << 60, .Height = 4, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+        {.Width = 8, .Height = (size_t)1 << 60, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+        {.Width = 8, .Height = 8, .Depth = 5, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1, .Flags = CUDA_ARRAY3D_CUBEMAP},
+        {.Width = 8, .Height = 8, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1, .Flags = 1u << 30},
+        {.Width = 3, .Height = 3, .Format = CU_AD_FORMAT_BC1_UNORM, .NumChannels = 1},
+        {.Width = 3, .Height = 3, .Format = CU_AD_FORMAT_NV12, .NumChannels = 3},
+    };
+    unsigned disagree = 0, strange = 0, calls = 0, taken = 0;
+    open_share(1000);
+    unsigned before = fill(list, MOST);
+    for (unsigned i = 0; i < before; i++) {
+        strange += CALL(cuArrayDestroy)(list[i]) != CUDA_SUCCESS;
+    }
+    for (unsigned i = 0; i < 40 * sizeof odd / sizeof odd[0]; i++) {
+        const CUDA_ARRAY3D_DESCRIPTOR *d = &odd[i % (sizeof odd / sizeof odd[0])];
+        CUDA_ARRAY_DESCRIPTOR flat = {d->Width, d->Height, d->Format, d->NumChannels};
+        CUDA_ARRAY_DESCRIPTOR_v1 flat32 = {(unsigned)d->Width, (unsigned)d->Height, d->Format, d->NumChannels};
+        CUDA_ARRAY3D_DESCRIPTOR_v1 deep32 = {(unsigned)d->Width, (unsigned)d->Height, (unsigned)d->Depth, d->Format, d->NumChannels, d->Flags};
+        static const unsigned levels[] = {0, 1, 3, 33, 1u << 31};
+        for (unsigned form = 0; form < 9; form++, calls++) {
+            void *made = NULL;
+            CUresult result = form == 0   ? CALL(cuArray3DCreate_v2)((CUarray *)&made, d)
+                              : form == 1 ? CALL(cuArray3DCreate)((CUarray *)&made, &deep32)
+                              : form == 2 ? CALL(cuArrayCreate_v2)((CUarray *)&made, &flat)
+                              : form == 3 ? CALL(cuArrayCreate)((CUarray *)&made, &flat32)
+                                          : CALL(cuMipmappedArrayCreate)((CUmipmappedArray *)&made, d, levels[form - 4]);
+            bool same = box_used(0) == truth(0, getpid());
+            if (!same && disagree++ == 0) {
+                printf("# description %u, form %u: %d, %zu charged, %zu on the card\n", i % 15, form, (int)result, box_used(0), truth(0, getpid()));
+            }
+            taken += result == CUDA_SUCCESS;
+            strange += result == CUDA_SUCCESS && (form < 4 ? CALL(cuArrayDestroy)(made) : CALL(cuMipmappedArrayDestroy)(made)) != CUDA_SUCCESS;
+            strange += result == CUDA_ERROR_OUT_OF_MEMORY && d->NumChannels == 0; /* there is nothing to be had for such a one */
+        }
+    }
+    check(disagree == 0 && strange == 0 && box_pending(0) == 0, "after each of %u calls with odd descriptions the ledger has what the driver has (%u times not; %u were taken, %u strange answers)", calls, disagree, taken, strange);
+    const CUDA_ARRAY3D_DESCRIPTOR none = {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
+    CUmipmappedArray mipmapped[1];
+    for (unsigned i = 0; i < 2000; i++) { /* without levels: what a driver takes for one level is charged as that */
+        disagree += CALL(cuMipmappedArrayCreate)(mipmapped, &none, 0) == CUDA_SUCCESS && box_used(0) != truth(0, getpid());
+    }
+    unsigned after = fill(list, MOST);
+    check(disagree == 0 && after <= before && truth(0, getpid()) <= 1000 * MIB && box_used(0) == truth(0, getpid()),
+          "%u arrays of 1 MiB before, %u after; %zu MiB on the card of 1000", before, after, truth(0, getpid()) / MIB);
+}
+
 static int run(void *scenario) {
     ((void (*)(void))scenario)();
     return 0;
@@ -138,5 +208,6 @@ static int run(void *scenario) {
 int main(void) {
     check(in_child(run, (void *)alone) == 0, "arrays: ran to its end");
     check(in_child(run, (void *)beside_others) == 0, "arrays beside other memory: ran to its end");
+    check(in_child(run, (void *)nonsense) == 0, "descriptions that no driver takes: ran to its end");
     return tap_done();
 }
