@@ -143,6 +143,24 @@ bool carve_contexts_on(struct carve_state *s, unsigned card) {
     return found;
 }
 
+struct carve_turn *carve_primary_turn(struct carve_state *s, CUdevice device) {
+    if (device < 0) {
+        return NULL;
+    }
+    struct carve_turn *turn = &s->primary_turns[device % CARVE_MAX_DEVICES];
+    carve_turn_take(turn);
+    return turn;
+}
+
+bool carve_is_primary(struct carve_state *s, CUcontext handle, CUdevice *device) {
+    carve_lock(&s->contexts_lock);
+    const struct carve_context *c = list_find(s, handle);
+    bool primary = c != NULL && c->primary;
+    *device = primary ? c->device : -1;
+    carve_unlock(&s->contexts_lock);
+    return primary;
+}
+
 bool carve_primary_known(struct carve_state *s, CUdevice device) {
     carve_lock(&s->contexts_lock);
     bool known = list_find_primary(s, device) != NULL;
@@ -296,15 +314,15 @@ void carve_context_closed(struct carve_state *s, const struct carve_context *clo
 void carve_primary_released(const struct carve_driver *d, struct carve_state *s, CUdevice device, bool reset) {
     struct carve_context closing = {0};
     bool gone = false;
+    unsigned int flags = 0;
+    int active = 1;
+    /* A thread that retains it anew has to wait for the turn. */
+    if (d->cuDevicePrimaryCtxGetState != NULL) {
+        (void)d->cuDevicePrimaryCtxGetState(device, &flags, &active);
+    }
     carve_lock(&s->contexts_lock);
     struct carve_context *c = list_find_primary(s, device);
     if (c != NULL) {
-        unsigned int flags = 0;
-        int active = 1;
-        /* Asked under the lock: a thread that retains it anew at this moment puts it on the list after. */
-        if (d->cuDevicePrimaryCtxGetState != NULL) {
-            (void)d->cuDevicePrimaryCtxGetState(device, &flags, &active);
-        }
         closing = *c;
         gone = active == 0;
         if (gone) {
@@ -383,7 +401,9 @@ void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgre
     }
     carve_unlock(&s->contexts_lock);
     for (uint32_t i = 0; i < count; i++) {
+        struct carve_turn *turn = carve_primary_turn(s, devices[i]);
         carve_primary_released(d, s, devices[i], false);
+        carve_turn_end(turn);
     }
 }
 

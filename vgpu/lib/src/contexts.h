@@ -50,8 +50,16 @@ void carve_context_abort(struct carve_opening *opening);
 /* It was. */
 void carve_context_opened(struct carve_opening *opening, CUcontext handle, bool primary);
 
+/* The turn to retain, release or reset the primary context of a device. Whoever asks the driver for that has it: else
+ * one that another thread makes anew meanwhile would be taken for the one that went, and each of those who make it at
+ * once would be charged. NULL, and no turn: there is no such device. */
+struct carve_turn *carve_primary_turn(struct carve_state *s, CUdevice device);
+
 /* Whether the primary context of a device is on the list. */
 bool carve_primary_known(struct carve_state *s, CUdevice device);
+
+/* The device of which a context is the primary one; false where it isn't one. */
+bool carve_is_primary(struct carve_state *s, CUcontext handle, CUdevice *device);
 
 /* A context that is about to be destroyed is taken off the list first: its handle may be given to another as
  * soon as it is gone. */
@@ -62,7 +70,7 @@ void carve_context_restore(struct carve_state *s, const struct carve_context *cl
 void carve_context_closed(struct carve_state *s, const struct carve_context *closing);
 
 /* The primary context of a device was released or reset: if it is gone, gives back what was charged for it.
- * reset says that what was in it is gone in any case. */
+ * reset says that what was in it is gone in any case. The caller has the turn. */
 void carve_primary_released(const struct carve_driver *d, struct carve_state *s, CUdevice device, bool reset);
 
 /* One use more of a context, or one less; false where it was the last, or the context isn't on the list. */

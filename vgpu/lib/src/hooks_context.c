@@ -6,6 +6,12 @@
 #include "reserves.h"
 #include "start.h"
 
+static void end_turn(struct carve_turn *turn) {
+    if (turn != NULL) {
+        carve_turn_end(turn);
+    }
+}
+
 static bool refused(void) { return CARVE_UNLIKELY(__atomic_load_n(&carve_start_refused, __ATOMIC_RELAXED) != 0); }
 
 /* The frame of each hook that creates a context by call. */
@@ -51,21 +57,34 @@ CARVE_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *para
     CREATE(cuCtxCreate_v4, context, device, false, cuCtxCreate_v4(context, params, flags, device));
 }
 
+static CUresult retain(CUcontext *context, CUdevice device) {
+    CREATE(cuDevicePrimaryCtxRetain, context, device, true, cuDevicePrimaryCtxRetain(context, device));
+}
+
 CARVE_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     const struct carve_driver *d = carve_driver();
     struct carve_state *s = carve_state();
-    if (s != NULL && d->cuDevicePrimaryCtxRetain != NULL && carve_primary_known(s, device)) {
-        return d->cuDevicePrimaryCtxRetain(context, device); /* one more user of what is charged already */
+    if (s == NULL || d->cuDevicePrimaryCtxRetain == NULL) {
+        return retain(context, device);
     }
-    CREATE(cuDevicePrimaryCtxRetain, context, device, true, cuDevicePrimaryCtxRetain(context, device));
+    struct carve_turn *turn = carve_primary_turn(s, device);
+    /* One that is known has one more user of what is charged already. */
+    bool known = carve_primary_known(s, device);
+    CARVE_STEP("primary-asked");
+    CUresult result = known ? d->cuDevicePrimaryCtxRetain(context, device) : retain(context, device);
+    end_turn(turn);
+    return result;
 }
 
 static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
     struct carve_state *s = carve_state();
     struct carve_context closing;
+    CUdevice device;
     if (call == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
+    /* Drivers refuse that; while it is off the list nobody may make it anew. */
+    struct carve_turn *turn = s != NULL && carve_is_primary(s, context, &device) ? carve_primary_turn(s, device) : NULL;
     bool known = s != NULL && carve_context_close(s, context, &closing);
     struct carve_throttle *held = known ? carve_throttle_hold(s, (unsigned)closing.card) : NULL;
     CUresult result = call(context);
@@ -79,6 +98,7 @@ static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
     } else if (known) {
         carve_context_restore(s, &closing);
     }
+    end_turn(turn);
     carve_reserves_follow(carve_driver());
     return result;
 }
@@ -153,15 +173,10 @@ CARVE_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
 
 /* ---- green contexts ---- */
 
-CARVE_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags) {
-    const struct carve_driver *d = carve_driver();
-    struct carve_state *s = carve_state();
+static CUresult create_green(const struct carve_driver *d, struct carve_state *s, CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags) {
     struct carve_opening opening;
     CUcontext primary = NULL;
-    if (d->cuGreenCtxCreate == NULL) {
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    if (green == NULL || (s != NULL && carve_primary_known(s, device))) {
+    if (s != NULL && carve_primary_known(s, device)) {
         return d->cuGreenCtxCreate(green, resources, device, flags); /* part of what is charged already */
     }
     if (refused()) {
@@ -181,6 +196,21 @@ CARVE_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdev
         (void)(d->cuDevicePrimaryCtxRelease_v2 != NULL ? d->cuDevicePrimaryCtxRelease_v2(device) : d->cuDevicePrimaryCtxRelease(device));
     }
     return result; /* without a name it stays charged until the process ends */
+}
+
+CARVE_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = carve_state();
+    if (d->cuGreenCtxCreate == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (green == NULL) {
+        return d->cuGreenCtxCreate(green, resources, device, flags); /* it has an answer to that */
+    }
+    struct carve_turn *turn = s != NULL ? carve_primary_turn(s, device) : NULL;
+    CUresult result = create_green(d, s, green, resources, device, flags);
+    end_turn(turn);
+    return result;
 }
 
 CARVE_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {
@@ -240,14 +270,17 @@ static CUresult release(CUresult (*call)(CUdevice), CUdevice device, bool reset)
     }
     /* Whether this is the last use, with which the context goes, shows afterwards only. */
     struct carve_state *s = carve_state();
+    struct carve_turn *turn = s != NULL ? carve_primary_turn(s, device) : NULL;
     int card = s != NULL ? carve_device_card(carve_driver(), s, device) : -1;
     struct carve_throttle *held = card >= 0 ? carve_throttle_hold(s, (unsigned)card) : NULL;
     CUresult result = call(device);
+    CARVE_STEP("primary-released");
     bool released = s != NULL && result == CUDA_SUCCESS;
     if (released) {
         carve_primary_released(carve_driver(), s, device, reset);
     }
     carve_throttle_let_go(held);
+    end_turn(turn);
     if (released) {
         carve_reserves_follow(carve_driver());
     }

@@ -11,6 +11,7 @@
 #include "carve_region.h"
 #include "cuda_abi.h"
 #include "sys.h"
+#include "turns.h"
 
 /* The test build of the library looks elsewhere. A shipped build can't be told to. */
 #ifndef CARVE_LIMITS_AT
@@ -221,6 +222,7 @@ struct carve_state {
     uint32_t last_context_id;
     uint32_t contexts_high;
     uint32_t recent_context; /* index where the last look-up was answered */
+    struct carve_turn primary_turns[CARVE_MAX_DEVICES]; /* of each device, to retain, release and reset its primary context */
     struct carve_context contexts[CARVE_MAX_CONTEXTS];
 
     struct carve_pointers pointers;

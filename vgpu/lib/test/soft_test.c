@@ -287,6 +287,132 @@ static void threads(void) {
     check(shared_api.cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS && box_used(0) == 0 && truth(0, getpid()) == 0, "and both have nothing when the context is gone");
 }
 
+/* Threads that retain and release the primary context, all at once, and leave what they allocate to it. */
+enum { ROUNDS = 1500, USERS = 4 };
+static unsigned failed;
+static void *use_primary(void *argument) {
+    for (int i = 0; i < ROUNDS; i++) {
+        CUcontext c;
+        CUdeviceptr p;
+        if (shared_api.cuDevicePrimaryCtxRetain(&c, 0) != CUDA_SUCCESS) {
+            __atomic_add_fetch(&failed, 1, __ATOMIC_RELAXED);
+            continue;
+        }
+        shared_api.cuCtxSetCurrent(c);
+        for (int n = (int)(uintptr_t)argument % 2; n > 0; n--) {
+            (void)shared_api.cuMemAlloc_v2(&p, 4 << 20);
+        }
+        shared_api.cuCtxSetCurrent(NULL);
+        (void)shared_api.cuDevicePrimaryCtxRelease_v2(0);
+    }
+    return NULL;
+}
+
+static bool nothing_left(void) {
+    const struct carve_usage_line *line = &box_usage()->lines[0][0];
+    return truth(0, getpid()) == 0 && box_used(0) == 0 && box_pending(0) == 0 && line->allocations == 0 && line->context_bytes == 0;
+}
+
+static void primary_by_threads(void) {
+    shared_api = start(20000, 1000, CARVE_LIMITS_SELF_VISIBLE);
+    pthread_t t[USERS];
+    for (int i = 0; i < USERS; i++) {
+        pthread_create(&t[i], NULL, use_primary, (void *)(uintptr_t)(i + 1));
+    }
+    for (int i = 0; i < USERS; i++) {
+        pthread_join(t[i], NULL);
+    }
+    check(failed == 0 && nothing_left(), "the primary context used by %d threads in %d rounds: %u refusals; %zu MiB and %lu allocations are left of it", USERS, ROUNDS, failed, box_used(0) / MIB,
+          (unsigned long)box_usage()->lines[0][0].allocations);
+}
+
+/* The same on purpose: another thread comes just between what the driver does and what is made of it. It is given the
+ * time to get through, which it has to wait for; if it needs longer than that, it comes later and nothing is shown. */
+static pthread_t other;
+static unsigned other_done, came;
+static void *retain_and_allocate(void *argument) {
+    CUcontext c;
+    CUdeviceptr p;
+    bool good = shared_api.cuDevicePrimaryCtxRetain(&c, 0) == CUDA_SUCCESS && shared_api.cuCtxSetCurrent(c) == CUDA_SUCCESS && shared_api.cuMemAlloc_v2(&p, 100 * MIB) == CUDA_SUCCESS &&
+                shared_api.cuCtxSetCurrent(NULL) == CUDA_SUCCESS;
+    __atomic_add_fetch(&failed, !good, __ATOMIC_RELAXED);
+    __atomic_store_n(&other_done, 1, __ATOMIC_RELEASE);
+    return argument;
+}
+
+static void *release(void *argument) {
+    __atomic_add_fetch(&failed, shared_api.cuDevicePrimaryCtxRelease_v2(0) != CUDA_SUCCESS, __ATOMIC_RELAXED);
+    __atomic_store_n(&other_done, 1, __ATOMIC_RELEASE);
+    return argument;
+}
+
+static void *(*meanwhile)(void *);
+static void interrupt(int number) {
+    (void)number;
+    came++;
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    pthread_create(&other, NULL, meanwhile, NULL);
+    for (int i = 0; i < 500 && __atomic_load_n(&other_done, __ATOMIC_ACQUIRE) == 0; i++) {
+        usleep(1000);
+    }
+}
+
+static void primary_interrupted(void) {
+    void (*arm)(const char *, unsigned, int) = (void (*)(const char *, unsigned, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "carve_test_arm");
+    static const struct { const char *step, *what; void *(*meanwhile)(void *); } cases[] = {
+        {"primary-released", "retained anew just when it is gone", retain_and_allocate},
+        {"primary-asked", "released by its last user just before it is retained", release},
+    };
+    shared_api = start(2000, 1000, CARVE_LIMITS_SELF_VISIBLE);
+    signal(SIGUSR1, interrupt);
+    for (int i = 0; i < 2; i++) {
+        CUcontext c;
+        CUdeviceptr p;
+        bool last = cases[i].meanwhile == retain_and_allocate;
+        other_done = came = failed = 0;
+        meanwhile = cases[i].meanwhile;
+        bool good = shared_api.cuDevicePrimaryCtxRetain(&c, 0) == CUDA_SUCCESS && shared_api.cuCtxSetCurrent(c) == CUDA_SUCCESS && shared_api.cuMemAlloc_v2(&p, 200 * MIB) == CUDA_SUCCESS;
+        shared_api.cuCtxSetCurrent(NULL);
+        arm(cases[i].step, 0, SIGUSR1);
+        good = good && (last ? shared_api.cuDevicePrimaryCtxRelease_v2(0) : shared_api.cuDevicePrimaryCtxRetain(&c, 0)) == CUDA_SUCCESS;
+        pthread_join(other, NULL);
+        check(good && came == 1 && failed == 0 && box_used(0) == truth(0, getpid()), "%s: %zu MiB charged, %zu on the card", cases[i].what, box_used(0) / MIB, truth(0, getpid()) / MIB);
+        check(shared_api.cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS && nothing_left(), "and nothing once that is released (%zu MiB)", box_used(0) / MIB);
+    }
+}
+
+/* Threads that want the primary context at the same moment, in a share with room for one. */
+static pthread_barrier_t gate;
+static void *want_primary(void *argument) {
+    for (int i = 0; i < 300; i++) {
+        CUcontext c;
+        pthread_barrier_wait(&gate);
+        bool had = shared_api.cuDevicePrimaryCtxRetain(&c, 0) == CUDA_SUCCESS;
+        __atomic_add_fetch(&failed, !had, __ATOMIC_RELAXED);
+        pthread_barrier_wait(&gate);
+        if (had) {
+            (void)shared_api.cuDevicePrimaryCtxRelease_v2(0);
+        }
+    }
+    return argument;
+}
+
+static void room_for_one(void) {
+    shared_api = start(800, 1000, CARVE_LIMITS_SELF_VISIBLE);
+    box_context(0, 420 * MIB);
+    pthread_t t[USERS];
+    pthread_barrier_init(&gate, NULL, USERS);
+    for (int i = 0; i < USERS; i++) {
+        pthread_create(&t[i], NULL, want_primary, NULL);
+    }
+    for (int i = 0; i < USERS; i++) {
+        pthread_join(t[i], NULL);
+    }
+    check(failed == 0 && box_refusals(0) == 0 && box_used(0) == 0 && truth(0, getpid()) == 0, "%d threads that want the primary context at once have it, where there is room for one (%u times not)", USERS, failed);
+}
+
 static void processes(void) {
     struct api a = start(2000, 2000, CARVE_LIMITS_SELF_VISIBLE);
     int ready[2], stay[2];
@@ -364,8 +490,13 @@ int main(int argc, char **argv) {
     if (argc == 4 && strcmp(argv[1], "hold") == 0) {
         return hold(atoi(argv[2]), atoi(argv[3]));
     }
+    if (argc == 2 && strcmp(argv[1], "steps") == 0) {
+        check(in_child(run, (void *)primary_interrupted) == 0, "the primary context, interrupted: ran to its end");
+        return tap_done();
+    }
     if (argc == 2 && strcmp(argv[1], "threads") == 0) {
         check(in_child(run, (void *)threads) == 0, "threads: ran to its end");
+        check(in_child(run, (void *)primary_by_threads) == 0, "the primary context by threads: ran to its end");
         return tap_done();
     }
     check(in_child(run, (void *)exact_limits) == 0, "exact limits: ran to its end");
@@ -374,6 +505,8 @@ int main(int argc, char **argv) {
     check(in_child(run, (void *)meet_a_release) == 0, "mapped and released at once: ran to its end");
     check(in_child(run, (void *)meet_an_unmap) == 0, "mapped and unmapped at once: ran to its end");
     check(in_child(run, (void *)threads) == 0, "threads: ran to its end");
+    check(in_child(run, (void *)primary_by_threads) == 0, "the primary context by threads: ran to its end");
+    check(in_child(run, (void *)room_for_one) == 0, "room for one: ran to its end");
     check(in_child(run, (void *)processes) == 0, "processes: ran to its end");
     check(in_child(run, (void *)shown_by_nvml) == 0, "shown by NVML: ran to its end");
     return tap_done();
