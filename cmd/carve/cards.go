@@ -259,9 +259,9 @@ func printCards(w io.Writer, cards []cardView, wide bool) error {
 			if i == len(c.Slices)-1 {
 				branch = "└─"
 			}
-			memory, cores := fmt.Sprint(s.MemMiB), "-"
+			memory, cores := amountOf(s), "-"
 			if s.Mode == "exclusive" {
-				memory, cores = "whole card", "100%"
+				cores = "100%"
 			} else if s.Cores > 0 {
 				cores = fmt.Sprintf("%d%%", s.Cores)
 			}

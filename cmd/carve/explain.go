@@ -254,6 +254,9 @@ func printExplainedSlices(b *strings.Builder, all []explain.Slice, hidden bool) 
 		}
 		if s.Mode == "mps" || s.Mode == "timeslice" {
 			memory += ", mode " + s.Mode
+			if s.Mode == "timeslice" {
+				memory += ": counted, not enforced"
+			}
 		}
 		if s.LowPriority {
 			cores += ", low priority"

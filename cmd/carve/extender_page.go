@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/monitor/page"
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
@@ -68,9 +69,10 @@ func (p clusterPage) node(n *ledger.Node, snap *ledger.Snapshot, report *v1alpha
 		}
 		for _, h := range p.ledger.Holders(n, c.UUID) {
 			namespace, pod, _ := strings.Cut(h.Pod, "/")
-			holder := page.Holder{Namespace: namespace, Pod: pod, State: h.State.String(), Whole: h.Whole, LimitBytes: uint64(h.MemMiB) << 20, Percent: h.Cores}
+			holder := page.Holder{Namespace: namespace, Pod: pod, State: h.State.String(), Whole: h.Whole, LimitBytes: uint64(h.MemMiB) << 20, Percent: h.Cores,
+				Mode: string(h.Mode), Counted: h.Mode == api.ModeTimeslice}
 			if h.Whole {
-				holder.LimitBytes, holder.Percent = card.MemoryBytes, 100
+				holder.LimitBytes, holder.Percent, holder.Mode = card.MemoryBytes, 100, string(api.ModeExclusive)
 			}
 			card.Holders = append(card.Holders, holder)
 		}

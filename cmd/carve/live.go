@@ -249,7 +249,7 @@ func nodeFromReport(report *v1alpha1.GPUNode) page.Node {
 		card := page.Card{Index: int(c.Index), UUID: c.UUID, Model: c.Model, Health: c.Health.State, Reason: c.Health.Reason,
 			MemoryBytes: uint64(c.MemoryMiB) << 20, Holders: []page.Holder{}}
 		for _, s := range c.Slices {
-			h := page.Holder{Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, State: s.State, LimitBytes: uint64(s.MemMiB) << 20, Percent: int(s.Cores)}
+			h := page.Holder{Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, State: s.State, LimitBytes: uint64(s.MemMiB) << 20, Percent: int(s.Cores), Mode: s.Mode}
 			h.Counted = s.Mode == string(api.ModeTimeslice)
 			if s.Mode == string(api.ModeExclusive) {
 				h.Whole, h.LimitBytes, h.Percent = true, card.MemoryBytes, 100

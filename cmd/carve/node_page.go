@@ -75,7 +75,7 @@ func pageCard(c monitor.Card, all []monitor.Slice) page.Card {
 		if s.Card != c.UUID {
 			continue
 		}
-		h := page.Holder{Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, State: v1alpha1.Prepared, LimitBytes: s.LimitBytes, Percent: s.Cores}
+		h := page.Holder{Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, State: v1alpha1.Prepared, LimitBytes: s.LimitBytes, Percent: s.Cores, Mode: s.Mode}
 		if s.Active {
 			h.State = v1alpha1.Active
 		}

@@ -28,6 +28,9 @@ type topOptions struct {
 	interval             time.Duration
 }
 
+// topKinds are what top shows, by all the names that kubectl's users try.
+var topKinds = map[string]string{"cards": "cards", "card": "cards", "pods": "pods", "pod": "pods", "po": "pods"}
+
 func newTopCommand() *cobra.Command {
 	var o topOptions
 	cmd := &cobra.Command{
@@ -44,8 +47,9 @@ the driver says that they hold beyond it, taken past carve's library; it counts
 against LIMIT. BUSY is the part of the card's time that a container just had, as
 the driver says, CORES what it was granted of it.
 
-In mode timeslice nothing holds a container to its amounts: LIMIT says that they
-are counted, and USED and PROCS are the driver's figures.
+In mode timeslice nothing holds a container to its amounts: they are counted, not
+enforced, and USED and PROCS are the driver's figures. In mode mps BUSY isn't known
+of a container: to the driver, all that it does is the MPS server's.
 
 PEAK is the largest use that was seen: of a single process exactly, of all
 processes of a container together as they are looked at, once a second.
@@ -58,12 +62,15 @@ and carve.dev/oversell; it is on the card or on the host.`,
   carve top cards --node n1 --watch
   carve top pods -n team-a --sort-by used
   carve top pods -A -o json | jq '.[] | select(.refusals > 0)'`,
-		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: []cobra.Completion{"cards", "pods"},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			what := "cards"
+			what, ok := "cards", true
 			if len(args) > 0 {
-				what = args[0]
+				what, ok = topKinds[args[0]]
+			}
+			if !ok {
+				return usagef(cmd, "%q: allowed are cards and pods", args[0])
 			}
 			return o.run(cmd, what)
 		},
@@ -240,7 +247,14 @@ func (l *live) topCards(ctx context.Context, cmd *cobra.Command, o *topOptions, 
 	if key := cardOrders[o.sortBy]; key != nil {
 		slices.SortStableFunc(cards, func(a, b topCard) int { return cmp.Compare(key(b), key(a)) })
 	}
+	var modes []string
+	for _, c := range cards {
+		modes = append(modes, modesOf(c.Holders))
+	}
 	tell(talk, u.notes)
+	if o.format == "table" {
+		tell(talk, remarks(modes...))
+	}
 	return writeOutput(out, cmd, o.format, cards, func(w io.Writer) error { return printTopCards(w, cards) })
 }
 
@@ -250,12 +264,12 @@ func printTopCards(w io.Writer, cards []topCard) error {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tCARD\tMODEL\tUSED\tGRANTED\tFREE\tTOTAL\tCORES\tBUSY\tPOWER\tTEMP\tPROCS\tSTATE\tTENANTS")
+	fmt.Fprintln(t, "NODE\tCARD\tMODEL\tUSED\tGRANTED\tFREE\tTOTAL\tCORES\tBUSY\tPOWER\tTEMP\tPROCS\tMODE\tSTATE\tTENANTS")
 	for _, c := range cards {
 		state := state(cardView{Health: c.Health, Cordoned: c.Cordoned, HookDown: c.HookDown, AgentDown: c.AgentDown, Unmanaged: c.Unmanaged})
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%d\t%d\t%d%%\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Node, c.Index, strings.TrimPrefix(c.Model, "NVIDIA "),
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%d\t%d\t%d%%\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Node, c.Index, strings.TrimPrefix(c.Model, "NVIDIA "),
 			mebibytes(c.UsedBytes), c.GrantedBytes>>20, (c.MemoryBytes-min(c.GrantedBytes, c.MemoryBytes))>>20, c.MemoryBytes>>20, c.GrantedPercent,
-			rounded(c.UtilizationRatio, 100, "%"), rounded(c.PowerWatts, 1, " W"), rounded(c.TemperatureCelsius, 1, " °C"), count(c.Processes), state, listTenants(c.Holders))
+			rounded(c.UtilizationRatio, 100, "%"), rounded(c.PowerWatts, 1, " W"), rounded(c.TemperatureCelsius, 1, " °C"), count(c.Processes), modesOf(c.Holders), state, listTenants(c.Holders))
 	}
 	return t.Flush()
 }
@@ -280,6 +294,35 @@ func count[T int | uint64](v *T) string {
 		return "-"
 	}
 	return fmt.Sprint(*v)
+}
+
+// modesOf is the mode of a card's holders: they have one, unless something is wrong.
+func modesOf(hs []page.Holder) string {
+	var modes []string
+	for _, h := range hs {
+		if h.Mode != "" && !slices.Contains(modes, h.Mode) {
+			modes = append(modes, h.Mode)
+		}
+	}
+	slices.Sort(modes)
+	return cmp.Or(strings.Join(modes, "+"), "-")
+}
+
+// remarks say what a table's figures mean for containers in modes in which not all of them
+// are held.
+func remarks(modes ...string) []string {
+	if !slices.Contains(modes, string(api.ModeTimeslice)) {
+		return nil
+	}
+	return []string{"amounts in mode timeslice are counted, not enforced: nothing holds a program to them"}
+}
+
+// remarksOnBusy say of whom a table can't say how busy they are.
+func remarksOnBusy(pods []topPod) []string {
+	if !slices.ContainsFunc(pods, func(p topPod) bool { return p.Mode == string(api.ModeMPS) && p.ComputeRatio == nil }) {
+		return nil
+	}
+	return []string{"BUSY isn't known of containers in mode mps: to the driver, all that they do is the MPS server's; carve top cards has the card's"}
 }
 
 // tenants are the pods on a card.
@@ -353,7 +396,14 @@ func (l *live) topPods(ctx context.Context, cmd *cobra.Command, o *topOptions, n
 	if key := podOrders[o.sortBy]; key != nil {
 		slices.SortStableFunc(pods, func(a, b topPod) int { return cmp.Compare(key(b), key(a)) })
 	}
+	var modes []string
+	for _, p := range pods {
+		modes = append(modes, p.Mode)
+	}
 	tell(talk, u.notes)
+	if o.format == "table" {
+		tell(talk, append(remarks(modes...), remarksOnBusy(pods)...))
+	}
 	return writeOutput(out, cmd, o.format, pods, func(w io.Writer) error { return printTopPods(w, pods, namespace, o.wide) })
 }
 
@@ -376,7 +426,7 @@ func (l *live) grantedPods(ctx context.Context, namespace, node string) ([]topPo
 		}
 		for name, cards := range g.Containers {
 			for _, c := range cards {
-				h := page.Holder{Namespace: p.Namespace, Pod: p.Name, Container: name, State: "bound", LimitBytes: uint64(c.MemMiB) << 20, Percent: c.Cores}
+				h := page.Holder{Namespace: p.Namespace, Pod: p.Name, Container: name, State: "bound", LimitBytes: uint64(c.MemMiB) << 20, Percent: c.Cores, Mode: string(c.Mode)}
 				h.Counted = c.Mode == api.ModeTimeslice
 				if c.Mode == api.ModeExclusive {
 					h.Whole, h.Percent = true, 100
@@ -407,7 +457,7 @@ func printTopPods(w io.Writer, pods []topPod, namespace string, wide bool) error
 	if wide {
 		more = "\tMANAGED\tUNCHARGED"
 	}
-	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED"+more+"\tRESIDUAL\tPEAK\tLIMIT\tREFUSALS\tCORES\tBUSY\tPROCS\tSTATE")
+	fmt.Fprintln(t, "NAMESPACE\tPOD\tCONTAINER\tNODE\tCARD\tUSED"+more+"\tRESIDUAL\tPEAK\tLIMIT\tREFUSALS\tCORES\tBUSY\tPROCS\tMODE\tSTATE")
 	for _, p := range pods {
 		card := p.Card
 		if p.Index != nil {
@@ -422,6 +472,9 @@ func printTopPods(w io.Writer, pods []topPod, namespace string, wide bool) error
 		}
 		if p.Percent > 0 {
 			cores = fmt.Sprintf("%d%%", p.Percent)
+			if p.Counted {
+				cores += " counted"
+			}
 		}
 		busy := "-"
 		if p.ComputeRatio != nil {
@@ -430,8 +483,8 @@ func printTopPods(w io.Writer, pods []topPod, namespace string, wide bool) error
 		if wide {
 			more = "\t" + mebibytes(p.ManagedBytes) + "\t" + mebibytes(p.UnchargedBytes)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
-			mebibytes(p.UsedBytes), more, mebibytes(p.ResidualBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, busy, count(p.Processes), p.State)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(p.Namespace, "-"), cmp.Or(p.Pod, "-"), cmp.Or(p.Container, "-"), p.Node, card,
+			mebibytes(p.UsedBytes), more, mebibytes(p.ResidualBytes), mebibytes(p.PeakBytes), limit, count(p.Refusals), cores, busy, count(p.Processes), cmp.Or(p.Mode, "-"), p.State)
 	}
 	return t.Flush()
 }

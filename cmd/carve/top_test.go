@@ -40,11 +40,11 @@ func agentState() page.State {
 	return page.State{Version: page.StateVersion, Scope: page.ScopeNode, Nodes: []page.Node{{Name: "n1", HookUp: true, Cards: []page.Card{
 		{Index: 0, UUID: "GPU-a", Model: "NVIDIA A100-SXM4-80GB", Health: "healthy", MemoryBytes: 81050 << 20, GrantedBytes: 24000 << 20, GrantedPercent: 30,
 			UsedBytes: &used, UtilizationRatio: &busy, PowerWatts: &watts, TemperatureCelsius: &warm, Processes: &processes, Holders: []page.Holder{
-				{Namespace: "default", Pod: "infer-a", Container: "app", State: "active", LimitBytes: 8000 << 20, Percent: 30, ComputeRatio: &share, UsedBytes: &used, ManagedBytes: &managed, UnchargedBytes: &beside, ResidualBytes: &past, PeakBytes: &peak, Refusals: &refusals, Processes: &processes},
-				{Namespace: "team-b", Pod: "infer-b", Container: "app", State: "prepared", LimitBytes: 16000 << 20, UsedBytes: new(uint64), PeakBytes: new(uint64), Refusals: new(uint64), Processes: new(int)},
+				{Namespace: "default", Pod: "infer-a", Container: "app", State: "active", Mode: "vgpu", LimitBytes: 8000 << 20, Percent: 30, ComputeRatio: &share, UsedBytes: &used, ManagedBytes: &managed, UnchargedBytes: &beside, ResidualBytes: &past, PeakBytes: &peak, Refusals: &refusals, Processes: &processes},
+				{Namespace: "team-b", Pod: "infer-b", Container: "app", State: "prepared", Mode: "vgpu", LimitBytes: 16000 << 20, UsedBytes: new(uint64), PeakBytes: new(uint64), Refusals: new(uint64), Processes: new(int)},
 			}},
 		{Index: 1, UUID: "GPU-b", Model: "NVIDIA A100-SXM4-80GB", Health: "healthy", MemoryBytes: 81050 << 20, GrantedBytes: 81050 << 20, GrantedPercent: 100, Holders: []page.Holder{
-			{Namespace: "default", Pod: "train", Container: "app", State: "active", Whole: true, LimitBytes: 81050 << 20, Percent: 100}}},
+			{Namespace: "default", Pod: "train", Container: "app", State: "active", Whole: true, Mode: "exclusive", LimitBytes: 81050 << 20, Percent: 100}}},
 	}}}}
 }
 
@@ -253,6 +253,8 @@ func TestWrongArgumentsAreHelped(t *testing.T) {
 		"resize pod infer-a --gpumem 10": "resize pod/infer-a?",
 		"cards node1":                    "cards --node node1?",
 		"slices node1":                   "slices --node node1?",
+		"top node1":                      `"node1": allowed are cards and pods`,
+		"slices -n team -A":              "-n and -A exclude each other",
 	} {
 		root := newRootCommand()
 		root.SetArgs(strings.Fields(line))
@@ -275,7 +277,7 @@ func TestTopPodsOfACardInModeTimeslice(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
-	if want := "team time app n1 0 3072 - - 8000 counted - - - 2 active"; len(lines) != 2 || strings.Join(strings.Fields(lines[1]), " ") != want {
+	if want := "team time app n1 0 3072 - - 8000 counted - - - 2 timeslice active"; len(lines) != 2 || strings.Join(strings.Fields(lines[1]), " ") != want {
 		t.Errorf("%s\nwant %s", b.String(), want)
 	}
 }

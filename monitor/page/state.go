@@ -77,7 +77,9 @@ type Holder struct {
 	// active or releasing (the pod has ended, its node still holds the share).
 	State string `json:"state"`
 	// Whole is true for who has the card alone; LimitBytes is all of it then.
-	Whole      bool   `json:"whole,omitempty"`
+	Whole bool `json:"whole,omitempty"`
+	// Mode is how it has its part: vgpu, mps, timeslice, exclusive.
+	Mode       string `json:"mode,omitempty"`
 	LimitBytes uint64 `json:"limitBytes"`
 	// Counted says that LimitBytes is counted, and nothing holds the container to it (mode
 	// timeslice). UsedBytes and Processes are the driver's figures then.

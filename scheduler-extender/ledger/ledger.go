@@ -413,6 +413,7 @@ type Holder struct {
 	Whole  bool
 	State  State
 	Cores  int
+	Mode   api.Mode // in which it shares the card; empty where it is whole
 }
 
 // Holders lists who is on the card with the given UUID, the largest first.
@@ -436,9 +437,9 @@ func (n *Node) holders(uuid, except string) []Holder {
 		if e.ref.UID == except {
 			continue
 		}
-		e.use(n.report, func(card int, a fit.Amount, whole bool, _ api.Mode) {
+		e.use(n.report, func(card int, a fit.Amount, whole bool, mode api.Mode) {
 			if card == at {
-				out = append(out, Holder{e.ref.Namespace + "/" + e.ref.Name, a.MemMiB, whole, e.state, a.Cores})
+				out = append(out, Holder{e.ref.Namespace + "/" + e.ref.Name, a.MemMiB, whole, e.state, a.Cores, mode})
 			}
 		})
 	}
@@ -451,6 +452,7 @@ func (n *Node) holders(uuid, except string) []Holder {
 			if s.card == at {
 				h.Pod, h.MemMiB, h.Whole = s.namespace+"/"+s.pod, h.MemMiB+s.amount.MemMiB, h.Whole || s.whole
 				h.Cores += s.amount.Cores
+				h.Mode = fit.JoinModes(h.Mode, s.mode)
 			}
 		}
 		if h.Pod != "" {

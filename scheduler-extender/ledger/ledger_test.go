@@ -490,7 +490,7 @@ func TestHoldersNameEverybodyOnACard(t *testing.T) {
 	}
 	l.SetReport(report("n1", 80000, 1, slice("uid-x", "app", 100), slice("uid-x", "side", 11)), epoch)
 	got := fmt.Sprint(l.Holders(l.Node("n1"), "GPU-n1-0"))
-	if want := "[{default/b 16000 false offered 0} {default/a 8000 false bound 0} {default/uid-x 111 false releasing 0}]"; got != want {
+	if want := "[{default/b 16000 false offered 0 vgpu} {default/a 8000 false bound 0 vgpu} {default/uid-x 111 false releasing 0 vgpu}]"; got != want {
 		t.Fatalf("holders %s", got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 )
@@ -96,7 +97,8 @@ func (c *call) message(m miss) string {
 
 // Names names who is on a card, by what was refused there (nil: nothing was; nobody
 // where it isn't a matter of who is there):
-// "default/a (8000 MiB), default/b (whole)", or "default/c (60 %)" for compute.
+// "default/a (8000 MiB), default/b (whole)", or "default/c (60 %)" for compute. What is
+// counted and held by nothing is said to be.
 func Names(hs []ledger.Holder, refused *fit.Refusal) string {
 	if refused != nil && !refused.OfTenants() {
 		return ""
@@ -121,6 +123,9 @@ func Names(hs []ledger.Holder, refused *fit.Refusal) string {
 			what = "whole"
 		case compute:
 			what = fmt.Sprintf("%d %%", h.Cores)
+		}
+		if h.Mode == api.ModeTimeslice {
+			what += " counted"
 		}
 		switch h.State {
 		case ledger.Offered:

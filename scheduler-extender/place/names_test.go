@@ -3,6 +3,7 @@ package place
 import (
 	"testing"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 )
@@ -18,6 +19,10 @@ func TestHoldersAreNamedByWhatTheyHold(t *testing.T) {
 		if got := Names(hs, &fit.Refusal{Reason: reason}); got != want {
 			t.Errorf("%v: %s, want %s", reason, got, want)
 		}
+	}
+	sliced := []ledger.Holder{{Pod: "a/time", MemMiB: 9000, Cores: 25, State: ledger.Releasing, Mode: api.ModeTimeslice}}
+	if got := Names(sliced, nil); got != "a/time (9000 MiB counted, leaving)" {
+		t.Error(got)
 	}
 	if got := Names(hs[:1], nil); got != "a/memory (9000 MiB)" {
 		t.Error(got)

@@ -75,7 +75,7 @@ function drawBar(c) {
     const used = h.whole && h.usedBytes === undefined ? c.usedBytes : h.usedBytes;
     const part = make("div", `part ${colourOf(h, i)} ${h.state}`);
     part.style.width = percent(h.limitBytes, whole) + "%";
-    part.title = `${nameOf(h)}: ${h.whole ? "the whole card" : mib(h.limitBytes)}` + (used === undefined ? "" : `, ${mib(used)} in use`);
+    part.title = `${nameOf(h)}: ${h.whole ? "the whole card" : mib(h.limitBytes) + (h.counted ? ", counted, not enforced" : "")}` + (used === undefined ? "" : `, ${mib(used)} in use`);
     if (used !== undefined) {
       const fill = make("i");
       fill.style.width = percent(used, h.limitBytes) + "%";
@@ -99,10 +99,10 @@ function facts(c) {
 
 function drawHolders(c) {
   const live = c.holders.some((h) => h.usedBytes !== undefined || h.peakBytes !== undefined);
-  const heads = ["holder", "state", "limit", "compute"].concat(live ? ["used", "peak", "refusals"] : []);
+  const heads = ["holder", "state", "mode", "limit", "compute"].concat(live ? ["used", "peak", "refusals"] : []);
   const row = make("tr");
   heads.forEach((text, i) => {
-    const th = make("th", i > 1 ? "n" : "", text);
+    const th = make("th", i > 2 ? "n" : "", text);
     th.scope = "col";
     row.append(th);
   });
@@ -110,8 +110,8 @@ function drawHolders(c) {
   c.holders.forEach((h, i) => {
     const cell = (v) => make("td", "n", v === undefined ? "–" : v);
     const tr = make("tr", "",
-      make("td", "", make("i", "dot " + colourOf(h, i)), nameOf(h)), make("td", "", h.state),
-      cell(h.whole ? "whole card" : mib(h.limitBytes) + (h.counted ? " counted" : "")), cell((h.whole ? "100%" : h.percent ? h.percent + "%" : "–") + (h.computeRatio === undefined ? "" : `, ${Math.round(100 * h.computeRatio)}% busy`)));
+      make("td", "", make("i", "dot " + colourOf(h, i)), nameOf(h)), make("td", "", h.state), make("td", "", h.mode || "–"),
+      cell(h.whole ? "whole card" : mib(h.limitBytes) + (h.counted ? ", counted, not enforced" : "")), cell((h.whole ? "100%" : h.percent ? h.percent + "%" + (h.counted ? " counted" : "") : "–") + (h.computeRatio === undefined ? "" : `, ${Math.round(100 * h.computeRatio)}% busy`)));
     if (live) {
       tr.append(cell(h.usedBytes === undefined ? undefined : mib(h.usedBytes) + (h.residualBytes ? ` + ${mib(h.residualBytes)} past the library` : "")), cell(h.peakBytes === undefined ? undefined : mib(h.peakBytes)),
         cell(h.refusals === undefined ? undefined : h.refusals.toLocaleString("en")));
