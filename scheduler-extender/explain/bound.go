@@ -107,29 +107,59 @@ func (r *Report) replicas(request api.Request, g api.Grant) {
 	}
 }
 
-// limits says what holds shares to their memory; empty where no node has said.
+// limits says what holds shares to their memory; empty where no node has said. Where it
+// isn't the same for all containers it says of each.
 func limits(all []Slice) string {
-	var hard, weak, served, loose []string
+	var names []string
+	by := map[string][]Slice{}
+	for _, s := range all {
+		if by[s.Container] == nil {
+			names = append(names, s.Container)
+		}
+		by[s.Container] = append(by[s.Container], s)
+	}
+	var each, kinds []string
+	for _, name := range names {
+		what := limitsOf(by[name])
+		if what == "" {
+			continue
+		}
+		each = append(each, name+": "+what)
+		if !slices.Contains(kinds, what) {
+			kinds = append(kinds, what)
+		}
+	}
+	// A container with a whole card has no limits: what is said isn't said of it.
+	if len(kinds) == 1 && len(each) == len(names) {
+		return kinds[0]
+	}
+	return strings.Join(each, "; ")
+}
+
+// limitsOf says it of one container, by the weakest of its cards.
+func limitsOf(all []Slice) string {
+	var hard []string
+	loose, served, weak := false, false, false
 	for _, s := range all {
 		switch {
 		case s.Mode == string(api.ModeTimeslice):
-			loose = append(loose, s.Container)
+			loose = true
 		case s.Mode == string(api.ModeMPS) && s.Layers != nil:
 			// The server holds the memory, so no layer of the node's knows whose it is.
-			served = append(served, s.Container)
+			served = true
 		case s.Mode != string(api.ModeVGPU) || s.Layers == nil:
 		case s.Layers[0] == v1alpha1.LayerLibrary:
-			weak = append(weak, s.Container)
+			weak = true
 		case !slices.Contains(hard, s.Layers[0]):
 			hard = append(hard, s.Layers[0])
 		}
 	}
 	switch {
-	case loose != nil:
-		return "none: in mode timeslice the amounts are counted, and nothing holds the program to them"
-	case served != nil:
+	case loose:
+		return "none: in mode timeslice the amounts are counted, not enforced: nothing holds the program to them"
+	case served:
 		return "advisory, held by the library, and once more by MPS: " + api.AdvisoryMPSMeans
-	case weak != nil:
+	case weak:
 		return "advisory, held by the library alone: " + api.AdvisoryMeans
 	case hard != nil:
 		return "held by " + strings.Join(hard, ", ") + " beside the library, whatever a program does"

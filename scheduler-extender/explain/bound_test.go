@@ -39,6 +39,7 @@ func TestWhatHoldsAPodsLimits(t *testing.T) {
 	slice := func(mode api.Mode, layers ...string) Slice {
 		return Slice{Container: "app", Mode: string(mode), Layers: layers}
 	}
+	in := func(container string, s Slice) Slice { s.Container = container; return s }
 	for name, c := range map[string]struct {
 		slices []Slice
 		want   string
@@ -53,6 +54,10 @@ func TestWhatHoldsAPodsLimits(t *testing.T) {
 		"a slice of time":        {[]Slice{slice(api.ModeTimeslice, "library")}, "none: "},
 		"two layers on two":      {[]Slice{slice(api.ModeVGPU, "dmem", "library"), slice(api.ModeVGPU, "guard", "library")}, "held by dmem, guard beside"},
 		"a whole card beside it": {[]Slice{slice(api.ModeExclusive, "library"), slice(api.ModeVGPU, "dmem", "library")}, "held by dmem beside"},
+		// Of containers that are held otherwise each is said.
+		"a slice of time beside a share":      {[]Slice{slice(api.ModeVGPU, "dmem", "library"), in("b", slice(api.ModeTimeslice, "library"))}, "app: held by dmem beside the library, whatever a program does; b: none: in mode timeslice"},
+		"two slices of time":                  {[]Slice{slice(api.ModeTimeslice, "library"), in("b", slice(api.ModeTimeslice, "library"))}, "none: in mode timeslice"},
+		"a whole card of another container's": {[]Slice{in("b", slice(api.ModeExclusive, "library")), slice(api.ModeTimeslice, "library")}, "app: none: in mode timeslice"},
 	} {
 		got := limits(c.slices)
 		if (got == "") != (c.want == "") || !strings.HasPrefix(got, c.want) {
