@@ -170,6 +170,13 @@ type Card struct {
 	// +kubebuilder:validation:MaxItems=8
 	// +kubebuilder:validation:items:MaxLength=32
 	Modes []string `json:"modes,omitempty"`
+	// MPSClients is how many clients an MPS server takes on the card: 48 from Volta
+	// on, 16 before. Each container in mode mps is one at least. Unset, of an
+	// older agent, means 48.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=256
+	MPSClients int32 `json:"mpsClients,omitempty"`
 	// Sharing is what the node's file of NVIDIA's device plugin says of the card;
 	// unset where it says nothing.
 	// +optional

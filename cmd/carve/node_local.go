@@ -38,7 +38,7 @@ func placeLocally(p agent.LocalPod) (api.Grant, error) {
 	for _, r := range p.Cards {
 		c := fit.Card{UUID: r.UUID, Model: r.Model, Index: r.Index, MemMiB: r.MemMiB, Slots: r.Slots,
 			Used:    fit.Amount{MemMiB: r.UsedMiB, Cores: r.UsedCores, Slots: r.UsedSlots},
-			Touched: r.Touched, Whole: r.Whole, Mode: r.Mode, Modes: ledger.Modes(r.Modes, r.Sharing, nil)}
+			Touched: r.Touched, Whole: r.Whole, Mode: r.Mode, Modes: ledger.Modes(r.Modes, r.MPSClients, r.Sharing, nil)}
 		if r.Whole {
 			c.Used.MemMiB, c.Used.Cores = c.MemMiB, 100
 		}

@@ -45,8 +45,8 @@ func (c Config) Apply(cards []Card) (sharing map[string]v1alpha1.Sharing, warnin
 			case card.MIG:
 				warnings = append(warnings, fmt.Sprintf("%s: %s is in MIG mode, so it has no replicas", e.at, name))
 				continue
-			case e.mode == api.ModeMPS && card.Major > 0 && card.Major < volta && e.replicas > maxClientsBefore:
-				faults = append(faults, fmt.Errorf("%s.replicas: %d, and an MPS server on %s, a %s, takes %d clients at most", e.at, e.replicas, name, card.Model, maxClientsBefore))
+			case e.mode == api.ModeMPS && e.replicas > api.MPSClients(card.Major):
+				faults = append(faults, fmt.Errorf("%s.replicas: %d, and an MPS server on %s, a %s, takes %d clients at most", e.at, e.replicas, name, card.Model, api.MPSClients(card.Major)))
 				continue
 			}
 			if each := card.MemoryMiB / int64(e.replicas); e.mode == api.ModeMPS && card.MemoryMiB > 0 && each < contextMiB {

@@ -25,10 +25,6 @@ const (
 	maxBytes = 1 << 20
 	// maxReplicas is what a card's report can say.
 	maxReplicas = 256
-	// Clients that one MPS server takes: 48 from Volta (compute capability 7) on, 16
-	// before.
-	maxClients, maxClientsBefore = 48, 16
-	volta                        = 7
 	// contextMiB is about what a process takes of a card for its context alone.
 	contextMiB = 512
 )
@@ -199,8 +195,8 @@ func (r *reader) section(at string, mode api.Mode, v any) {
 		at := fmt.Sprintf("%s.resources[%d]", at, i)
 		if e, ok := r.entry(at, r.object(at, v)); ok {
 			e.at, e.mode, e.one = at, mode, one
-			if mode == api.ModeMPS && e.replicas > maxClients {
-				r.fault(join(at, "replicas"), "%d, and an MPS server takes %d clients at most (%d on cards before Volta)", e.replicas, maxClients, maxClientsBefore)
+			if mode == api.ModeMPS && e.replicas > api.MaxMPSClients {
+				r.fault(join(at, "replicas"), "%d, and an MPS server takes %d clients at most (%d on cards before Volta)", e.replicas, api.MaxMPSClients, api.MaxMPSClientsBeforeVolta)
 			}
 			r.config.entries = append(r.config.entries, e)
 		}

@@ -49,7 +49,7 @@ func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
 
 // fits reports whether the container, alone of its pod, fits on the card.
 func fits(card *Card, c *Container, amount Amount) bool {
-	return c.suits(card) && card.holds(amount)
+	return c.suits(card) && card.holds(amount, c.slots(card))
 }
 
 // suits reports whether the container may be on the card, whatever it takes of it.
@@ -57,11 +57,12 @@ func (c *Container) suits(card *Card) bool {
 	return !card.Whole && c.bars(card) == 0 && (!c.whole(card) || !card.Touched && card.MemMiB >= c.MemMiB)
 }
 
-// holds reports whether the card has room for the amount.
-func (c *Card) holds(a Amount) bool {
+// holds reports whether the card has room for the amount, where it takes so many
+// containers.
+func (c *Card) holds(a Amount, slots int) bool {
 	return c.Used.MemMiB+a.MemMiB <= c.MemMiB &&
 		(a.Cores == 0 || c.Used.Cores+a.Cores <= allCores) &&
-		c.Used.Slots+a.Slots <= c.Slots
+		c.Used.Slots+a.Slots <= slots
 }
 
 // fitOne is Fit for pods with one container: the k best cards, without search.
@@ -159,7 +160,7 @@ func (s *search) container(depth int) bool {
 			continue
 		}
 		before, now := s.held(i, s.on[i]), s.held(i, s.on[i]|1<<ci)
-		if !card.holds(now) {
+		if !card.holds(now, c.slots(card)) {
 			continue
 		}
 		list = append(list, candidate{i, now == before, s.prefer(card, card.Used.Plus(now))})

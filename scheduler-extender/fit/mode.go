@@ -14,6 +14,9 @@ const Mixed api.Mode = "mixed"
 // serves many snapshots, so it is never changed.
 type Modes struct {
 	MPS, Timeslice bool
+	// Clients is how many clients the card's MPS server takes; a container is one at
+	// least. 0 is no bound.
+	Clients int
 	// MPSDown says in a sentence why the card's MPS daemon serves nobody new, or hasn't
 	// let go of a card that is to be given otherwise: meanwhile it takes nothing new.
 	MPSDown string
@@ -73,6 +76,14 @@ func (c *Container) plain() bool { return c.MemMiB == 0 && c.MemPercent == 0 && 
 
 // whole reports whether the container has the card for itself.
 func (c *Container) whole(card *Card) bool { return c.Whole && !card.Replicated() }
+
+// slots is how many containers may be on the card in the container's mode there.
+func (c *Container) slots(card *Card) int {
+	if m := card.Modes; m != nil && m.Clients > 0 && m.Clients < card.Slots && c.Modality(card) == api.ModeMPS {
+		return m.Clients
+	}
+	return card.Slots
+}
 
 // replica is what the container takes of a card that is given in replicas.
 func (c *Container) replica(card *Card) Amount {

@@ -236,3 +236,55 @@ func TestPrivilegedContainersGetNoReplicaUnderMPS(t *testing.T) {
 		t.Error("the answers to one are given to the other")
 	}
 }
+
+// An MPS server takes so many clients, and each container is one at least: the next one is
+// told, and isn't placed where its contexts would fail.
+func TestClientsOfAnMPSServerAreCounted(t *testing.T) {
+	with := func(slots, clients, used int) fit.Card {
+		c := card(0)
+		c.Modes = &fit.Modes{MPS: true, Timeslice: true, Clients: clients}
+		if c.Slots = slots; used > 0 {
+			c.Mode, c.Touched, c.Used = api.ModeMPS, true, fit.Amount{MemMiB: int64(used), Slots: used}
+		}
+		return c
+	}
+	some := func(n int) (out []api.ContainerRequest) {
+		for i := range n {
+			out = append(out, mem(fmt.Sprint("c", i), api.App, 100))
+		}
+		return out
+	}
+	for name, c := range map[string]struct {
+		isolation  api.Mode
+		containers []api.ContainerRequest
+		card       fit.Card
+		want       string // of the refusal, empty for none
+	}{
+		"the last one before Volta": {api.ModeMPS, some(1), with(32, 16, 15), ""},
+		"one more":                  {api.ModeMPS, some(1), with(32, 16, 16), "asked to be a client of the card's MPS server, which takes 16; the 16 containers there are one each at least"},
+		"the last of 48":            {api.ModeMPS, some(1), with(256, 48, 47), ""},
+		"one more of 48":            {api.ModeMPS, some(1), with(256, 48, 48), "which takes 48"},
+		"two where there is one":    {api.ModeMPS, some(2), with(32, 16, 15), "each container fits alone, together they don't"},
+		"fewer slots than clients":  {api.ModeMPS, some(1), with(4, 48, 4), "asked a slot, free 0 of 4"},
+		"seventeen at once":         {api.ModeMPS, some(17), with(32, 16, 0), "together they don't"},
+		"seventeen of the library":  {"", some(17), with(32, 16, 0), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, refusal := fit.NewAsk(api.Request{Isolation: c.isolation, Containers: c.containers})
+			if refusal != nil {
+				t.Fatal(refusal)
+			}
+			n := node(c.card)
+			p, refusal := fit.Fit(n, a, score.Binpack.Card)
+			got := ""
+			if refusal != nil {
+				got = refusal.Message(n, a, "")
+			} else if !a.Stands(n, a.Grant(n, p, "u")) {
+				t.Error("what was just placed doesn't stand")
+			}
+			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+				t.Fatalf("%q, want %q", got, c.want)
+			}
+		})
+	}
+}

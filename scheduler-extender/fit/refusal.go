@@ -118,6 +118,10 @@ func miss(card *Card, at int, c *Container, a *Ask) *Refusal {
 	case amount.Cores > free.Cores:
 		return set(ReasonCores, int64(amount.Cores), int64(free.Cores), allCores, int64((amount.Cores-free.Cores)*distanceScale/amount.Cores))
 	}
+	if slots := c.slots(card); slots < card.Slots {
+		r.Detail = fmt.Sprintf("asked to be a client of the card's MPS server, which takes %d; the %d containers there are one each at least", slots, card.Used.Slots)
+		return set(ReasonSlots, 1, int64(max(0, slots-card.Used.Slots)), int64(slots), distanceSlots)
+	}
 	return set(ReasonSlots, 1, int64(free.Slots), int64(card.Slots), distanceSlots)
 }
 

@@ -23,9 +23,11 @@ func (a *Ask) Stands(n *Node, g api.Grant) bool {
 			p[ci] = append(p[ci], i)
 		}
 	}
-	for i, on := range s.on {
-		if on != 0 && !n.Cards[i].holds(s.held(i, on)) {
-			return false
+	for ci, cards := range p {
+		for _, i := range cards {
+			if card := &n.Cards[i]; !card.holds(s.held(i, s.on[i]), a.Containers[ci].slots(card)) {
+				return false
+			}
 		}
 	}
 	return reflect.DeepEqual(a.Grant(n, p, g.UID).Containers, g.Containers)

@@ -23,6 +23,25 @@ func offerOf(t testing.TB, l *ledger.Ledger, name string, r api.Request) error {
 	return l.Offer(ledger.Offer{Ref: ref(name), Node: l.Node("n1"), Ask: a, Prefer: score.Binpack.Card}, epoch)
 }
 
+// What a report says of an MPS server's clients bounds the card's containers in that mode; an
+// older agent's says nothing, and has a card of today.
+func TestClientsOfAnMPSServerComeFromTheReport(t *testing.T) {
+	for clients, want := range map[int32]int{0: api.MaxMPSClients, 16: 16, 48: 48} {
+		r := report("n1", 80000, 1)
+		r.Status.Cards[0].Modes, r.Status.Cards[0].MPSClients = []string{"timeslice", "mps"}, clients
+		l := books(t, 80000)
+		l.SetReport(r, epoch)
+		if got := l.Node("n1").Snapshot().View.Cards[0].Modes.Clients; got != want {
+			t.Errorf("%d reported: %d, want %d", clients, got, want)
+		}
+	}
+	for major, want := range map[int]int{0: 48, 6: 16, 7: 48, 9: 48} {
+		if got := api.MPSClients(major); got != want {
+			t.Errorf("compute capability %d: %d clients, want %d", major, got, want)
+		}
+	}
+}
+
 func TestSharesOfFixedSizeAreNotResized(t *testing.T) {
 	for mode, want := range map[api.Mode]string{
 		api.ModeMPS:       "container app has card GPU-n1-0 in mode mps: the limits of a client of MPS are fixed when it starts; only shares of mode vgpu change their size",

@@ -120,7 +120,7 @@ func newReport(n *v1alpha1.GPUNode) *report {
 		case c.MIGMode == "enabled":
 			cr.blocked = fit.ReasonMIGMode
 		}
-		if cr.modes = Modes(c.Modes, c.Sharing, c.MPS); cr.modes != nil && cr.modes.Only != "" {
+		if cr.modes = Modes(c.Modes, int(c.MPSClients), c.Sharing, c.MPS); cr.modes != nil && cr.modes.Only != "" {
 			cr.slots = cr.modes.Replicas
 		}
 		at := len(r.cards)
@@ -144,9 +144,15 @@ func newReport(n *v1alpha1.GPUNode) *report {
 }
 
 // Modes reads from a report in which modes a card can be given; nil says in none beside
-// vgpu and exclusive.
-func Modes(served []string, sharing *v1alpha1.Sharing, mps *v1alpha1.MPS) *fit.Modes {
+// vgpu and exclusive. clients is how many an MPS server takes, 0 where the agent doesn't say.
+func Modes(served []string, clients int, sharing *v1alpha1.Sharing, mps *v1alpha1.MPS) *fit.Modes {
 	m := fit.Modes{MPS: slices.Contains(served, string(api.ModeMPS)), Timeslice: slices.Contains(served, string(api.ModeTimeslice))}
+	if m.MPS {
+		m.Clients = clients
+		if clients <= 0 {
+			m.Clients = api.MaxMPSClients
+		}
+	}
 	if mps != nil && !mps.Ready {
 		m.MPSDown = cmp.Or(mps.Reason, "its MPS daemon isn't ready")
 	}

@@ -28,9 +28,11 @@ type Room struct {
 	MIG             bool
 	// Mode is that of the shares on it, Modes are those in which it can be given
 	// beside vgpu and exclusive, Sharing what NVIDIA's configuration says of it.
-	Mode    api.Mode
-	Modes   []string
-	Sharing *v1alpha1.Sharing
+	Mode  api.Mode
+	Modes []string
+	// MPSClients is how many clients an MPS server takes there, 0 where it isn't given so.
+	MPSClients int
+	Sharing    *v1alpha1.Sharing
 }
 
 // LocalPod is a pod that the node is to place on its own cards.
@@ -122,7 +124,7 @@ func (a *Agent) rooms(n node) []Room {
 			UsedMiB: u.memMiB, UsedCores: u.cores, UsedSlots: u.slots,
 			Touched: u != (amount{}), Whole: u.whole,
 			Unfit: c.Fault != "" || c.Lost, Cordoned: slices.Contains(a.cordoned, c.UUID), MIG: c.MIGMode == "enabled",
-			Mode: mode[c.UUID], Modes: a.modesOf(c), Sharing: a.sharingOf(c.UUID),
+			Mode: mode[c.UUID], Modes: a.modesOf(c), MPSClients: int(a.clientsOf(c)), Sharing: a.sharingOf(c.UUID),
 		})
 	}
 	return out

@@ -94,7 +94,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 		card := v1alpha1.Card{
 			UUID: c.UUID, Index: int32(c.Index), Model: c.Model, PCIBusID: c.PCIBusID,
 			MemoryMiB: c.MemoryMiB(), PhysicalMiB: int64(c.MemoryBytes >> 20), MIGMode: c.MIGMode,
-			Health: a.hardware.health(c), Slices: onCard[c.UUID], Modes: a.modesOf(c), Sharing: a.sharingOf(c.UUID),
+			Health: a.hardware.health(c), Slices: onCard[c.UUID], Modes: a.modesOf(c), MPSClients: a.clientsOf(c), Sharing: a.sharingOf(c.UUID),
 		}
 		card.MPS = a.mpsOf(c.UUID)
 		if c.NUMANode >= 0 {

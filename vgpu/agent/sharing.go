@@ -79,6 +79,15 @@ func (a *Agent) modesOf(c gpu.Card) []string {
 	return out
 }
 
+// clientsOf is how many clients an MPS server takes on a card, 0 where it isn't given in
+// that mode.
+func (a *Agent) clientsOf(c gpu.Card) int32 {
+	if !slices.Contains(a.modesOf(c), string(api.ModeMPS)) {
+		return 0
+	}
+	return int32(api.MPSClients(c.ComputeMajor))
+}
+
 // slotsOf is how many containers may share a card. a.mu is held.
 func (a *Agent) slotsOf(uuid string, otherwise int) int {
 	if s, ok := a.sharing[uuid]; ok {
