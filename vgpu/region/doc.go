@@ -4,8 +4,8 @@
 // The layout is stated once, in vgpu/lib/include/carve_region.h; the numbers in layout.go repeat it and a
 // test compiles the header and compares every one of them.
 //
-// What it never does: it doesn't map a usage file (a mapped file that the container truncates kills the
-// reader), it doesn't follow a link or wait on a pipe that was put in a file's place, it takes no lock that
+// What it never does: it doesn't read a usage file through a mapping (of a file that the container truncates
+// that kills the reader; MappingOf maps one, and touches nothing), it doesn't follow a link or wait on a pipe that was put in a file's place, it takes no lock that
 // a container could hold, and it doesn't believe a number that it read without bounding it. It has no
 // opinion on which process is dead: ReclaimSlot does what its caller decided.
 //

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -22,6 +23,9 @@ type Process struct {
 	StartTicks uint64
 	// PIDNamespace is the inode of its PID namespace; 0 where the link couldn't be read.
 	PIDNamespace uint64
+	// Program changes, but by an unlucky chance, when the process runs another program by exec. It is made of the
+	// places of its code, data, stack and arguments, so it may stay the same where these aren't random.
+	Program uint64
 }
 
 // ReadProcess reads one process from a proc file system, "/proc" as a rule. A process that is gone, or that
@@ -39,7 +43,7 @@ func ReadProcess(procRoot string, hostPID int) (Process, error) {
 	}
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err == nil {
-		p.StartTicks, err = startTicks(stat)
+		p.StartTicks, p.Program, err = statFields(stat)
 	}
 	if err != nil {
 		return p, fmt.Errorf("read process %d: %w", hostPID, goneIs(err))
@@ -75,19 +79,28 @@ func innermostPID(status []byte) (uint32, error) {
 	return 0, errors.New("no NSpid in status")
 }
 
-// startTicks takes field 22 of a stat file. Field 2 is the program's name in parentheses and may hold
-// anything, parentheses and spaces included, so fields are counted from the last parenthesis.
-func startTicks(stat []byte) (uint64, error) {
+// statFields takes field 22 of a stat file, and those that say where the program's parts are. Field 2 is the
+// program's name in parentheses and may hold anything, parentheses and spaces included, so fields are counted from
+// the last parenthesis.
+func statFields(stat []byte) (startTicks, program uint64, err error) {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {
-		return 0, errors.New("no program name in stat")
+		return 0, 0, errors.New("no program name in stat")
 	}
 	fields := bytes.Fields(stat[end+1:])
-	const at = 22 - 3
-	if len(fields) <= at {
-		return 0, fmt.Errorf("%d fields in stat", len(fields)+2)
+	const first = 3 // the number of the first behind the name
+	if len(fields) <= 22-first {
+		return 0, 0, fmt.Errorf("%d fields in stat", len(fields)+first-1)
 	}
-	return strconv.ParseUint(string(fields[at]), 10, 64)
+	h := fnv.New64a()
+	for _, part := range [][2]int{{26, 28}, {45, 51}} { // code and stack; data, brk, arguments, environment
+		for n := part[0] - first; n <= part[1]-first && n < len(fields); n++ {
+			h.Write(fields[n])
+			h.Write([]byte{' '})
+		}
+	}
+	startTicks, err = strconv.ParseUint(string(fields[22-first]), 10, 64)
+	return startTicks, h.Sum64(), err
 }
 
 // namespaceInode reads "pid:[4026531836]".

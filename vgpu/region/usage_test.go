@@ -336,11 +336,11 @@ func TestADeadProcessIsGone(t *testing.T) {
 
 func TestStatFieldsAreCountedBehindTheName(t *testing.T) {
 	stat := []byte("12 (a) b (c)) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 1000 10 18446744073709551615\n")
-	if got, err := startTicks(stat); err != nil || got != 4711 {
+	if got, _, err := statFields(stat); err != nil || got != 4711 {
 		t.Errorf("%d, %v", got, err)
 	}
 	for _, bad := range []string{"", "12", "12 (a) S", "12 (a) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 x"} {
-		if got, err := startTicks([]byte(bad)); err == nil {
+		if got, _, err := statFields([]byte(bad)); err == nil {
 			t.Errorf("%q gave %d", bad, got)
 		}
 	}
