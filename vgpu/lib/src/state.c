@@ -123,9 +123,17 @@ bool carve_owner_gone(struct carve_state *s, uint32_t slot) {
     default:
         return false; /* while it is being claimed, the fields may still be a former owner's */
     }
+    if (!s->slot_taken) {
+        return false;
+    }
     uint64_t mine = s->usage->processes[s->slot].pid_namespace;
+    if (mine == 0 || p->pid_namespace == 0) {
+        /* One of the two has no /proc, so the pid may be of another namespace. Good enough to wait for the agent, who
+         * finds out, and not to say that it is dead. */
+        return carve_process_gone(CARVE_PID(word), p->start_ticks);
+    }
     /* A pid of another namespace means nothing here. */
-    if (!s->slot_taken || mine == 0 || p->pid_namespace != mine || !carve_process_gone(CARVE_PID(word), p->start_ticks)) {
+    if (p->pid_namespace != mine || !carve_process_gone(CARVE_PID(word), p->start_ticks)) {
         return false;
     }
     (void)__atomic_compare_exchange_n(&p->state_pid, &word, CARVE_STATE_PID(CARVE_SLOT_DYING, CARVE_PID(word)), false,

@@ -284,7 +284,7 @@ static inline uint32_t carve_high_water(struct carve_state *s) {
 /* Checks the generation of limits in force; false where the file is not valid. */
 bool carve_limits_good(struct carve_state *s, uint64_t generation);
 
-/* Whether the owner of a slot is gone, as far as this process can know. Marks the slot if so. */
+/* Whether the owner of a slot is gone, as far as this process can know. Marks the slot if that is sure. */
 bool carve_owner_gone(struct carve_state *s, uint32_t slot);
 
 #endif

@@ -147,10 +147,8 @@ struct stat_fields {
 };
 
 /* Field 2 is the program's name in parentheses and may hold anything, so fields are counted from the last one. */
-static bool read_stat(uint32_t pid, struct stat_fields *fields) {
-    char path[32] = "/proc/";
+static bool read_stat(const char *path, struct stat_fields *fields) {
     char text[1024];
-    memcpy(put_number(path + 6, pid), "/stat", 6);
     long n = carve_read_file(path, text, sizeof text, 0);
     if (n <= 0) {
         return false;
@@ -198,7 +196,8 @@ struct carve_identity carve_self(void) {
     int saved = errno;
     struct carve_identity self = {carve_pid(), 0, 0, 0};
     struct stat_fields fields;
-    if (read_stat(self.pid, &fields)) {
+    /* Not by number: /proc may be that of another PID namespace, where the number is somebody else's. */
+    if (read_stat("/proc/self/stat", &fields)) {
         self.start_ticks = fields.start_ticks;
     }
     char link[64]; /* "pid:[4026531836]" */
@@ -211,6 +210,13 @@ struct carve_identity carve_self(void) {
     return self;
 }
 
+/* Whether /proc has processes by the pids of our own PID namespace. */
+static bool proc_is_ours(void) {
+    char link[16];
+    ssize_t n = readlink("/proc/self", link, sizeof link);
+    return n > 0 && take_number(link, link + n) == carve_pid();
+}
+
 bool carve_process_gone(uint32_t pid, uint64_t start_ticks) {
     int saved = errno;
     bool gone = false;
@@ -220,8 +226,10 @@ bool carve_process_gone(uint32_t pid, uint64_t start_ticks) {
             gone = true;
         } else {
             struct stat_fields fields;
+            char path[32] = "/proc/";
+            memcpy(put_number(path + 6, pid), "/stat", 6);
             /* A process whose first thread has left shows as a zombie too, but goes on while it has others. */
-            gone = read_stat(pid, &fields) && (((fields.letter == 'Z' || fields.letter == 'X') && fields.threads <= 1) ||
+            gone = proc_is_ours() && read_stat(path, &fields) && (((fields.letter == 'Z' || fields.letter == 'X') && fields.threads <= 1) ||
                                                (start_ticks != 0 && fields.start_ticks != start_ticks));
         }
     }

@@ -59,7 +59,8 @@ uintptr_t carve_thread(void);
 struct carve_identity carve_self(void);
 
 /* Whether the process with that pid in the own PID namespace is gone: no such process, a zombie, or another
- * one by now. start_ticks 0 doesn't tell others apart. False where that can't be found out. */
+ * one by now. Without start_ticks (0), or with another namespace's /proc, others aren't told apart. False where that
+ * can't be found out. */
 bool carve_process_gone(uint32_t pid, uint64_t start_ticks);
 
 /* A lock between the threads of this process, for a few instructions at a time. It needs no set-up but

@@ -11,7 +11,10 @@
 #include <grp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -209,6 +212,100 @@ static void pid_namespaces(void) {
     for (int i = 0; i < SPACES; i++) {
         status_of(spaces[i]);
     }
+}
+
+/* Field 22 of its stat file, as in a slot. */
+static uint64_t start_of(pid_t pid) {
+    char path[40], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "re");
+    size_t n = f == NULL ? 0 : fread(text, 1, sizeof text - 1, f);
+    if (f != NULL) {
+        fclose(f);
+    }
+    text[n] = 0;
+    char *at = strrchr(text, ')');
+    for (int field = 2; at != NULL && field < 22; field++) {
+        at = strchr(at + 1, ' ');
+    }
+    return at == NULL ? 0 : strtoull(at, NULL, 10);
+}
+
+/* A process in a PID namespace of its own, that has the /proc of the one outside: whoever is number 1 there isn't it. */
+static void another_proc(void) {
+    fresh(1000);
+    pid_t outer = fork();
+    if (outer == 0) {
+        int go[2], stay[2];
+        char byte = 0;
+        if (pipe(go) != 0 || pipe(stay) != 0 || unshare(CLONE_NEWPID) != 0) {
+            _exit(errno == EPERM ? 77 : 1);
+        }
+        pid_t first = fork();
+        if (first == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            struct api a = api_start("libcuda.so.1");
+            CUdeviceptr p;
+            byte = a.cuMemAlloc_v2(&p, 500 * MIB) != CUDA_SUCCESS;
+            _exit(write(go[1], &byte, 1) != 1 || read(stay[0], &byte, 1) < 0);
+        }
+        if (read(go[0], &byte, 1) != 1 || byte != 0 || box_usage()->processes[0].start_ticks != start_of(first)) {
+            _exit(2);
+        }
+        pid_t second = fork();
+        if (second == 0) {
+            struct api a = api_start("libcuda.so.1");
+            CUdeviceptr p;
+            _exit(a.cuMemAlloc_v2(&p, 900 * MIB) != CUDA_ERROR_OUT_OF_MEMORY || box_usage()->processes[1].pid_namespace != box_usage()->processes[0].pid_namespace);
+        }
+        if (status_of(second) != 0) {
+            _exit(3);
+        }
+        kill(first, SIGKILL);
+        status_of(first);
+        _exit(CARVE_STATE(box_usage()->processes[0].state_pid) == CARVE_SLOT_LIVE ? 0 : 4);
+    }
+    int status = status_of(outer);
+    check(status == 0 || status == 77, "with another namespace's /proc a process knows when it began, and isn't taken for dead (%d)", status);
+}
+
+static void no_proc(void) {
+    int go[2], stay[2];
+    char byte = 9;
+    fresh(1000);
+    if (pipe(go) != 0 || pipe(stay) != 0) {
+        exit(2);
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(stay[1]);
+        if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) {
+            _exit(1);
+        }
+        while (umount2("/proc", MNT_DETACH) == 0) {
+        }
+        struct api a = api_start("libcuda.so.1");
+        CUdeviceptr p;
+        byte = a.cuMemAlloc_v2(&p, 500 * MIB) != CUDA_SUCCESS || box_usage()->processes[0].start_ticks != 0;
+        _exit(write(go[1], &byte, 1) != 1 || read(stay[0], &byte, 1) < 0);
+    }
+    close(go[1]), close(stay[0]);
+    check(read(go[0], &byte, 1) == 1 && byte == 0, "a process without /proc has a share");
+    struct api a = api_start("libcuda.so.1");
+    CUdeviceptr p;
+    check(a.cuMemAlloc_v2(&p, 900 * MIB) == CUDA_ERROR_OUT_OF_MEMORY && CARVE_STATE(box_usage()->processes[0].state_pid) == CARVE_SLOT_LIVE,
+          "and isn't taken for dead");
+    close(stay[1]);
+    status_of(pid);
+    pid_t agent = fork();
+    if (agent == 0) {
+        usleep(200000);
+        int marked = CARVE_STATE(box_usage()->processes[0].state_pid) != CARVE_SLOT_LIVE;
+        box_reclaim(0);
+        _exit(marked);
+    }
+    check(a.cuMemAlloc_v2(&p, 900 * MIB) == CUDA_SUCCESS, "ended, it is waited for until the agent has taken its charge off");
+    check(status_of(agent) == 0, "and was marked by nobody meanwhile");
 }
 
 /* A user namespace can be made by a process with one thread only, and makes it somebody else. */
@@ -488,7 +585,7 @@ static int run(void *scenario) {
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } scenarios[] = {
-        {"a thousand", thousand}, {"two hundred", half_of_200}, {"PID namespaces", pid_namespaces}, {"a user namespace", user_namespace}, {"no more processes", no_more_processes},
+        {"a thousand", thousand}, {"two hundred", half_of_200}, {"PID namespaces", pid_namespaces}, {"another /proc", another_proc}, {"no /proc", no_proc}, {"a user namespace", user_namespace}, {"no more processes", no_more_processes},
         {"no descriptors", no_descriptors}, {"cancelled", cancelled}, {"main exits", main_exits}, {"reopened", reopened}, {"clocks", clocks},
     };
     bool one = argc > 1 && argv[1][0] != '/';
