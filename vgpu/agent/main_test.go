@@ -37,6 +37,10 @@ const inNamespace = "CARVE_TEST_MOUNT_NAMESPACE"
 // TestMain runs the tests in a mount namespace of their own: slices are
 // mounts.
 func TestMain(m *testing.M) {
+	if os.Getenv(asTenant) != "" {
+		beTenant()
+		return
+	}
 	if os.Getenv(inNamespace) == "" {
 		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

@@ -20,6 +20,8 @@ const (
 	// the charge of a dead one waits to be taken off.
 	reclaimEvery = time.Second
 	reclaimSoon  = 250 * time.Millisecond
+	// reclaimSoonLooks is at how many looks it may still wait for that.
+	reclaimSoonLooks = 240
 
 	procRoot = "/proc"
 )
@@ -100,6 +102,8 @@ type reaper struct {
 	// refusals are those that an owner counted last, on each card.
 	refusals map[owner][]uint64
 	samples  samples
+	mappings *mappings
+	now      time.Time // of this look
 }
 
 // tally is what is counted of a share of one card over its life. A slot's own
@@ -118,7 +122,7 @@ type tally struct {
 func newReaper(a *Agent) *reaper {
 	return &reaper{
 		Agent: a, hostPID: map[owner]int{}, lastPID: map[owner]int{}, gone: map[owner]int{}, refusals: map[owner][]uint64{},
-		samples: samples{histories: map[shareKey][]history{}},
+		samples: samples{histories: map[shareKey][]history{}}, mappings: newMappings(),
 	}
 }
 
@@ -214,13 +218,13 @@ func (a *Agent) endUnseen(proc string, before map[string]bool) map[string]bool {
 // taken off.
 func (r *reaper) look() (waiting bool) {
 	r.watchFiles()
-	processes := &processTable{}
+	r.now = time.Now()
+	processes := &processTable{groupsOf: r.groupsOf}
 	seen := map[owner]bool{}
-	// One sample of a card serves all slots of one look: a share can claim a
-	// thousand dead processes at every look, and a sample may take milliseconds.
-	// It is fresh enough, as only who was gone at the look before matters.
-	dead := map[string]corpses{}
+	known := newTruth()
+	usages := map[shareKey]string{}
 	for _, s := range r.shares() {
+		usages[s.key()] = s.usage
 		taken := 0
 		u, err := region.ReadUsage(s.usage, len(s.cards))
 		if err != nil {
@@ -240,14 +244,17 @@ func (r *reaper) look() (waiting bool) {
 				continue
 			}
 			o := s.owner(slot)
-			if !r.isGone(o, s, slot, processes) {
+			gone, was := r.isGone(o, s, slot, u, processes)
+			if !gone {
 				delete(r.gone, o)
 				continue
 			}
-			waiting = true
+			r.gone[o]++
+			// Who holds on to its memory can do so for ever.
+			waiting = waiting || r.gone[o] < reclaimSoonLooks
 			// Twice, so that a slot that was being taken at the first look is
 			// seen as what it became.
-			if r.gone[o]++; r.gone[o] < 2 || !r.freed(o, s.cards, dead) {
+			if r.gone[o] < 2 || !r.freed(o, s, slot, u, was, known) {
 				continue
 			}
 			err := region.ReclaimSlot(s.usage, slot)
@@ -264,6 +271,7 @@ func (r *reaper) look() (waiting bool) {
 			r.Log.Debug("took off the charge of dead processes", "uid", s.uid, "container", s.container, "processes", taken)
 		}
 	}
+	r.mappings.ask(usages, r.stir)
 	for o := range r.hostPID {
 		if !seen[o] {
 			delete(r.hostPID, o)
@@ -336,81 +344,72 @@ func (a *Agent) tallies(s share) []tally {
 	return t
 }
 
-// isGone reports whether a slot's owner has ended, or runs another program.
-func (r *reaper) isGone(o owner, s share, slot region.Slot, t *processTable) bool {
+// isGone reports whether a slot's owner has ended, or runs another program. was are
+// then living processes that have been its owner, or may have been.
+func (r *reaper) isGone(o owner, s share, slot region.Slot, u region.Usage, t *processTable) (gone bool, was []int) {
 	if pid, ok := r.hostPID[o]; ok {
-		if p, err := region.ReadProcess(procRoot, pid); err == nil && p.Owns(slot) && !zombie(pid) {
-			// A sibling saw it exec: what it held went with the old program.
-			return slot.State == region.SlotDying
+		if p, err := region.ReadProcess(procRoot, pid); err == nil {
+			switch r.standing(o, s, slot, u, p) {
+			case ownerIs:
+				return false, nil
+			case ownerWas:
+				if sure(slot) {
+					return true, []int{pid} // no other process has its names
+				}
+			}
 		}
 		delete(r.hostPID, o)
 	}
 	for _, p := range t.all() {
-		if p.Owns(slot) && !zombie(p.HostPID) {
-			r.hostPID[o], r.lastPID[o] = p.HostPID, p.HostPID
-			return slot.State == region.SlotDying
+		is := r.standing(o, s, slot, u, p)
+		if is == stranger {
+			continue
 		}
+		if sure(slot) {
+			r.lastPID[o] = p.HostPID
+		}
+		r.hostPID[o] = p.HostPID
+		if is == ownerIs {
+			return false, nil
+		}
+		was = append(was, p.HostPID)
 	}
-	if !s.running {
-		return true // the whole container is gone
+	if !s.running || len(was) > 0 {
+		return true, was // the whole container is gone, or its processes are seen
 	}
 	// No such process is seen. That counts only where this process can see the
 	// container's others; without the node's PID namespace it sees none. An
 	// owner of an earlier attempt has taken its namespace with it, so the
 	// processes of this attempt count as well.
 	for _, p := range t.all() {
-		if slot.PIDNamespace == 0 || p.PIDNamespace == slot.PIDNamespace {
-			return true
+		if slot.PIDNamespace != 0 && p.PIDNamespace == slot.PIDNamespace {
+			return true, nil
 		}
 	}
-	return t.hasProcessOf(s.ids)
+	return t.hasProcessOf(s.ids), nil
 }
 
-// corpses are the dead processes for which the driver still holds something on
-// a card: it frees memory later than a process is gone.
-type corpses struct {
-	pids map[int]bool
-	// unknown says that the driver didn't answer.
-	unknown bool
-}
-
-// freed reports whether the driver holds nothing for the owner of a slot on any
-// of its cards any more. An owner that was never seen alive can't be told from
-// other dead processes, so it waits for all of them. known has the cards that
-// were asked for before in this look.
-func (r *reaper) freed(o owner, cards []string, known map[string]corpses) bool {
-	pid, seen := r.lastPID[o]
-	for _, uuid := range cards {
-		dead, ok := known[uuid]
-		if !ok {
-			dead = r.corpses(uuid)
-			known[uuid] = dead
-		}
-		if dead.unknown || seen && dead.pids[pid] || !seen && len(dead.pids) > 0 {
-			return false
-		}
-	}
-	return true
-}
-
-func (r *reaper) corpses(uuid string) corpses {
+func (r *reaper) occupants(uuid string) occupants {
 	r.mu.Lock()
 	door := r.hardware.door
 	r.mu.Unlock()
 	if door == nil {
-		return corpses{unknown: true}
+		return occupants{unknown: true}
 	}
 	s, err := door.Occupancy(uuid)
 	if err != nil {
-		return corpses{unknown: true}
+		return occupants{unknown: true}
 	}
-	dead := map[int]bool{}
+	on := occupants{dead: map[int]bool{}, living: map[int]bool{}, usedBytes: s.UsedBytes}
 	for _, p := range s.Processes {
-		if _, err := os.Stat(filepath.Join(procRoot, strconv.Itoa(p.PID))); err != nil || zombie(p.PID) {
-			dead[p.PID] = true
+		_, err := os.Stat(filepath.Join(procRoot, strconv.Itoa(p.PID)))
+		if err != nil || zombie(p.PID) {
+			on.dead[p.PID] = true
+		} else {
+			on.living[p.PID] = true
 		}
 	}
-	return corpses{pids: dead}
+	return on
 }
 
 // processTable reads the node's processes once, if anyone asks.
@@ -418,6 +417,7 @@ type processTable struct {
 	read      bool
 	processes []region.Process
 	groups    []string // the cgroups of each process, once somebody asked
+	groupsOf  func(pid int) (string, error)
 }
 
 // hasProcessOf reports whether a process of one of these containers is seen:
@@ -425,11 +425,11 @@ type processTable struct {
 func (t *processTable) hasProcessOf(ids []string) bool {
 	if t.groups == nil {
 		for _, p := range t.all() {
-			b, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(p.HostPID), "cgroup"))
+			groups, err := t.groupsOf(p.HostPID)
 			if err != nil {
-				b = nil // it has just ended
+				groups = "" // it has just ended
 			}
-			t.groups = append(t.groups, string(b))
+			t.groups = append(t.groups, groups)
 		}
 	}
 	for _, group := range t.groups {

@@ -1,12 +1,15 @@
 package agent
 
 import (
+	"bufio"
 	"encoding/binary"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +26,9 @@ import (
 // it. The places are those of carve_region.h.
 func takeSlot(t *testing.T, path string, slot int, p region.Process, usedBytes, refusals uint64) {
 	t.Helper()
+	if order, ok := tenants.Load(p.HostPID); ok {
+		order.(func(string))(path)
+	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -62,15 +68,57 @@ func startShare(t *testing.T) (*testNode, string) {
 	return n, n.files.usage("uid-1", "app")
 }
 
+// asTenant says that the process plays a container's.
+const asTenant = "CARVE_TEST_AS_TENANT"
+
+// beTenant maps the files that it is told to, as the front library does.
+func beTenant() {
+	orders := bufio.NewScanner(os.Stdin)
+	for fmt.Println("ready"); orders.Scan(); fmt.Println("ready") {
+		f, err := os.Open(orders.Text())
+		if err == nil {
+			_, err = unix.Mmap(int(f.Fd()), 0, region.UsageBytes, unix.PROT_READ, unix.MAP_SHARED)
+			f.Close()
+		}
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+}
+
+// tenants are the orders of those that were started, by pid.
+var tenants sync.Map
+
 // tenant starts a process in a PID namespace of its own, as a container's.
 func tenant(t *testing.T) (*exec.Cmd, region.Process) {
 	t.Helper()
-	cmd := exec.Command("sleep", "1000")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), asTenant+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	answers := bufio.NewReader(out)
+	order := func(path string) {
+		t.Helper()
+		if path != "" {
+			fmt.Fprintln(in, path)
+		}
+		if line, err := answers.ReadString('\n'); err != nil || line != "ready\n" {
+			t.Fatalf("the tenant says %q (%v)", line, err)
+		}
+	}
+	order("")
+	tenants.Store(cmd.Process.Pid, order)
 	p, err := region.ReadProcess(procRoot, cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +234,7 @@ func TestTheOwnerOfAnEarlierAttemptIsGone(t *testing.T) {
 		"no container of it runs, whatever processes there": {share{}, []string{"0::/init", "0::/other"}, true},
 	} {
 		table := &processTable{read: true, processes: others, groups: c.groups}
-		if got := r.isGone(c.share.owner(slot), c.share, slot, table); got != c.gone {
+		if got, _ := r.isGone(c.share.owner(slot), c.share, slot, region.Usage{}, table); got != c.gone {
 			t.Errorf("%s: gone is %v", name, got)
 		}
 	}

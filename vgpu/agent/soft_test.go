@@ -173,19 +173,27 @@ type program struct {
 	in    io.WriteCloser
 	lines *bufio.Scanner
 	held  []uint64 // in the order of its numbers
+	pid   int      // as the driver names it
 }
 
 // run starts a program in a pod, in namespaces of its own for mounts and pids, as
 // a container's. past has it open the driver's own file.
 func (s *softCard) run(t testing.TB, i int, past bool) *program {
 	t.Helper()
+	if past {
+		return s.runAfter(t, i, "export LD_LIBRARY_PATH=/usr/lib/carve/driver")
+	}
+	return s.runAfter(t, i, ":")
+}
+
+// runAfter starts a program in a pod after some shell commands.
+func (s *softCard) runAfter(t testing.TB, i int, first string) *program {
+	t.Helper()
 	uid := fmt.Sprintf("pod-%d", i)
 	script := fmt.Sprintf(`: > /usr/lib/carve/limits; : > /usr/lib/carve/usage
 mount --bind %s /usr/lib/carve/limits && mount -o remount,bind,ro /usr/lib/carve/limits && mount --bind %s /usr/lib/carve/usage
-exec %s serve`, s.files.limits(uid, "app"), s.files.usage(uid, "app"), absolute(t, softDir+"/build/gpuprobe"))
-	if past {
-		script = "export LD_LIBRARY_PATH=/usr/lib/carve/driver\n" + script
-	}
+%s
+exec %s serve`, s.files.limits(uid, "app"), s.files.usage(uid, "app"), first, absolute(t, softDir+"/build/gpuprobe"))
 	cmd := exec.Command(absolute(t, libDir+"/test/inside.sh"), absolute(t, libDir+"/build/libcarve-cuda.so"), absolute(t, libDir+"/build/libcarve-nvml.so"),
 		"soft:"+soft.root, "-", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -211,6 +219,7 @@ exec %s serve`, s.files.limits(uid, "app"), s.files.usage(uid, "app"), absolute(
 			s.mu.Lock()
 			s.pids[pid] = "container-of-" + uid
 			s.mu.Unlock()
+			p.pid = pid
 			return p
 		}
 	}

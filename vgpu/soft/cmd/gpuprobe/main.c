@@ -23,7 +23,7 @@ static const char usage_text[] =
     "  gpuprobe paths                         which files the loader really opens\n"
     "  gpuprobe symbols [FILE] [--version N]  names (from a file or stdin) by dlsym and cuGetProcAddress\n"
     "  gpuprobe serve [SIZE...]               hold memory, print it each second, obey stdin:\n"
-    "           alloc SIZE | managed SIZE | free N | info | launch TIME | quit\n"
+    "           alloc SIZE | managed SIZE | free N | info | launch TIME | unmap FILE | exec PROGRAM... | quit\n"
     "\n"
     "All but paths and symbols take --device N. Sizes: 512B 100KiB 8000MiB 8GiB; times: 20us 2ms 1s.\n"
     "Exit status: 0 fine, 1 something was refused, 2 wrong usage.\n";

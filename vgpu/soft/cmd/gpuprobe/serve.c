@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "../units.h"
@@ -71,6 +72,24 @@ static void launch(const char *time) {
   line_end();
 }
 
+/* Puts memory of its own in the place of all that is mapped of a file. */
+static void unmap(const char *path) {
+  unsigned count = 0;
+  char row[8192];
+  FILE *maps = fopen("/proc/self/maps", "re");
+  while (maps && fgets(row, sizeof row, maps)) {
+    unsigned long from, to;
+    int name = 0;
+    row[strcspn(row, "\n")] = 0;
+    if (sscanf(row, "%lx-%lx %*s %*s %*s %*s %n", &from, &to, &name) == 2 && name && strcmp(row + name, path) == 0)
+      count += mmap((void *)from, to - from, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+  }
+  if (maps) fclose(maps);
+  line("unmap");
+  field_bool("ok", count > 0);
+  line_end();
+}
+
 static void obey(char *row) {
   char *word = strtok(row, " \t\r\n"), *value = strtok(NULL, " \t\r\n");
   if (!word) return;
@@ -83,6 +102,15 @@ static void obey(char *row) {
     give(value);
   } else if (strcmp(word, "launch") == 0 && value) {
     launch(value);
+  } else if (strcmp(word, "unmap") == 0 && value) {
+    unmap(value);
+  } else if (strcmp(word, "exec") == 0 && value) {
+    char *arguments[16] = {value};
+    for (int n = 1; n < 15 && (arguments[n] = strtok(NULL, " \t\r\n")); n++) continue;
+    execvp(value, arguments);
+    line("exec"); /* only where it failed */
+    field_bool("ok", false);
+    line_end();
   } else if (strcmp(word, "info") == 0) {
     line("memory");
     field_bool("ok", true);
