@@ -197,6 +197,13 @@ func (r Request) Warnings() []string {
 	case r.Isolation == ModeMPS:
 		without("with isolation mps "+ResourceCores+" is always a cap, and MPS divides the rest", compute)
 	}
+	if r.Fixed && (r.Isolation == "" || r.Isolation == ModeVGPU) {
+		for _, c := range r.Containers {
+			if c.MIG == nil && !c.Whole && c.Cores == 0 {
+				out = append(out, fmt.Sprintf("container %s: annotation %s: fixed caps nothing without %s: it has what others leave", c.Name, AnnotationCompute, ResourceCores))
+			}
+		}
+	}
 	if r.Isolation == ModeExclusive {
 		for _, c := range r.Containers {
 			if c.MIG == nil && !c.Whole {

@@ -99,6 +99,8 @@ const (
 	// namespace.
 	LabelName = "app.kubernetes.io/name"
 	AgentName = "carve-node"
+	// ExtenderName tells the extender's.
+	ExtenderName = "carve-extender"
 	// Namespace is where carve's own objects are installed by default.
 	Namespace = "carve-system"
 	// SlotsPerCard is how many containers may share one card by default.

@@ -305,6 +305,9 @@ func TestWhatAModeDoesNotHoldIsWarnedOf(t *testing.T) {
 			[]string{"holds no program", "annotation carve.dev/compute has no effect", "annotation carve.dev/managed-memory has no effect"}},
 		"a replica that is asked for by name": {[]string{"nvidia.com/gpu", "1"}, map[string]string{api.HAMiMode: "mps"}, []string{"container app: isolation mps without nvidia.com/gpumem"}},
 		"a share under MPS":                   {[]string{"nvidia.com/gpumem", "8000"}, map[string]string{api.AnnotationIsolation: "mps", api.AnnotationManagedMemory: "count"}, nil},
+		"a cap of no compute":                 {[]string{"nvidia.com/gpumem", "8000"}, map[string]string{api.AnnotationCompute: "fixed"}, []string{"container app: annotation carve.dev/compute: fixed caps nothing without nvidia.com/gpucores"}},
+		"a cap of some":                       {[]string{"nvidia.com/gpumem", "8000", "nvidia.com/gpucores", "30"}, map[string]string{api.AnnotationCompute: "fixed"}, nil},
+		"a cap of a whole card":               {[]string{"nvidia.com/gpu", "1"}, map[string]string{api.AnnotationCompute: "fixed"}, nil},
 		"one that would wait for others":      {[]string{"nvidia.com/gpumem", "8000"}, map[string]string{api.AnnotationIsolation: "mps", api.AnnotationComputePriority: "low"}, []string{"annotation carve.dev/compute-priority has no effect"}},
 	} {
 		r, err := api.ParseRequest(app(c.resources...), c.annotations)

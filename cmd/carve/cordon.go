@@ -165,24 +165,45 @@ func findCards(n v1alpha1.GPUNode, words []string) ([]string, error) {
 			}
 		case known[w] != "":
 			found = []string{w}
-		case len(w) > len("GPU-"):
+		default:
 			for _, u := range all {
-				if strings.HasPrefix(strings.ToLower(u), strings.ToLower(w)) {
+				// With or without what all UUIDs begin with.
+				if begins(u, w) || begins(strings.TrimPrefix(u, "GPU-"), w) {
 					found = append(found, u)
 				}
 			}
 		}
 		switch {
-		case len(found) == 0:
+		case len(found) == 0, len(found) == 1 && begins("GPU-", w):
 			return nil, fmt.Errorf("node %s has no card %q; it has %s", n.Name, w, listCards(n, reported))
 		case len(found) > 1:
-			return nil, fmt.Errorf("%q is the beginning of %d UUIDs on node %s: %s", w, len(found), n.Name, strings.Join(found, ", "))
+			return nil, fmt.Errorf("%q is the beginning of %d UUIDs on node %s: %s; name one by its index or by more of it", w, len(found), n.Name, nameCards(n, found))
 		}
 		if !slices.Contains(out, found[0]) {
 			out = append(out, found[0])
 		}
 	}
 	return out, nil
+}
+
+// begins reports whether a UUID begins with a word, whatever the case.
+func begins(uuid, word string) bool {
+	return strings.HasPrefix(strings.ToLower(uuid), strings.ToLower(word))
+}
+
+// nameCards names cards by index and UUID.
+func nameCards(n v1alpha1.GPUNode, uuids []string) string {
+	var parts []string
+	for _, u := range uuids {
+		part := u + " (cordoned, not reported)"
+		for _, c := range n.Status.Cards {
+			if c.UUID == u {
+				part = fmt.Sprintf("%d (%s)", c.Index, u)
+			}
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ", ")
 }
 
 func listCards(n v1alpha1.GPUNode, reported int) string {

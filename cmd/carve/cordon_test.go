@@ -181,8 +181,12 @@ func TestCardsByTheBeginningOfTheirUUID(t *testing.T) {
 	for word, want := range map[string]string{
 		"GPU-1a2b": "GPU-1a2b-x", "gpu-1A2C": "GPU-1a2c-x", "GPU-3": "GPU-3", "2": "GPU-3",
 		"GPU-9gone": "GPU-9gone", // not reported any more, and still to be uncordoned
-		"GPU-1a2":   `"GPU-1a2" is the beginning of 2 UUIDs on node n: GPU-1a2b-x, GPU-1a2c-x`,
-		"GPU-":      `node n has no card "GPU-"; it has 0 (GPU-1a2b-x), 1 (GPU-1a2c-x), 2 (GPU-3)`,
+		"GPU-1a2":   `"GPU-1a2" is the beginning of 2 UUIDs on node n: 0 (GPU-1a2b-x), 1 (GPU-1a2c-x); name one by its index or by more of it`,
+		"GPU-":      `"GPU-" is the beginning of 4 UUIDs on node n: 0 (GPU-1a2b-x), 1 (GPU-1a2c-x), 2 (GPU-3), GPU-9gone (cordoned, not reported); name one by its index or by more of it`,
+		"gpu":       `"gpu" is the beginning of 4 UUIDs on node n: 0 (GPU-1a2b-x), 1 (GPU-1a2c-x), 2 (GPU-3), GPU-9gone (cordoned, not reported); name one by its index or by more of it`,
+		"1a2":       `"1a2" is the beginning of 2 UUIDs on node n: 0 (GPU-1a2b-x), 1 (GPU-1a2c-x); name one by its index or by more of it`,
+		"1a2b":      "GPU-1a2b-x",
+		"G9":        `node n has no card "G9"; it has 0 (GPU-1a2b-x), 1 (GPU-1a2c-x), 2 (GPU-3)`,
 		"-1":        `node n has no card "-1"; it has 0 (GPU-1a2b-x), 1 (GPU-1a2c-x), 2 (GPU-3)`,
 	} {
 		found, err := findCards(n, []string{word})
@@ -193,6 +197,10 @@ func TestCardsByTheBeginningOfTheirUUID(t *testing.T) {
 		if got != want {
 			t.Errorf("%s: %s, want %s", word, got, want)
 		}
+	}
+	one := v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: v1alpha1.GPUNodeStatus{Cards: n.Status.Cards[:1]}}
+	if found, err := findCards(one, []string{"GPU-"}); err == nil {
+		t.Errorf("a beginning that all cards have is taken for %q", found)
 	}
 	if all, err := findCards(n, nil); err != nil || len(all) != 4 {
 		t.Errorf("no words: %v, %v", all, err)

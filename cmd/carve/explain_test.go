@@ -79,6 +79,16 @@ func (w *world) granted(t *testing.T, node string, change func(*api.Grant), stat
 	}
 }
 
+func extenderPod(ready corev1.ConditionStatus) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: api.Namespace, Name: "carve-extender-1", Labels: map[string]string{api.LabelName: api.ExtenderName}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}}
+}
+
+// withoutExtender takes the extender's pod out.
+func (w *world) withoutExtender() {
+	w.pods = slices.DeleteFunc(w.pods, func(p *corev1.Pod) bool { return p.Labels[api.LabelName] == api.ExtenderName })
+}
+
 func (w *world) card(node, uuid string) *v1alpha1.Card {
 	for _, n := range w.reports {
 		for i := range n.Status.Cards {
@@ -114,6 +124,7 @@ func newWorld(t *testing.T, limits map[string]string) *world {
 		agent.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		w.pods = append(w.pods, agent)
 	}
+	w.pods = append(w.pods, extenderPod(corev1.ConditionTrue))
 	for name, c := range map[string]struct {
 		namespace string
 		grant     api.CardGrant
@@ -206,6 +217,31 @@ func TestExplainTexts(t *testing.T) {
 		{"it asks for nothing", nil, explain.NoRequest, nil},
 		{"a percentage that can't be", map[string]string{"gpu": "1", "gpucores": "130"}, explain.Invalid, nil},
 		{"more memory than any card has", map[string]string{"gpumem": "90000"}, explain.Never, nil},
+		{"more memory than any card has, and one node is away", map[string]string{"gpumem": "90000"}, explain.Never, func(w *world) { w.reports[0].Status.HookConnectedSince = nil }},
+		{"the extender is gone, and a card is free", share, explain.ExtenderDown, func(w *world) {
+			w.withoutExtender()
+			w.says("0/2 nodes are available: Post \"https://10.96.8.1:443/filter\": dial tcp 10.96.8.1:443: connect: connection refused.")
+		}},
+		{"the extender crashes, and no card is free", share, explain.ExtenderDown, func(w *world) {
+			full(w)
+			w.withoutExtender()
+			p := extenderPod(corev1.ConditionFalse)
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "extender", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}}
+			w.pods = append(w.pods, p)
+		}},
+		{"the extender is gone, and no card can hold it", map[string]string{"gpumem": "90000"}, explain.Never, (*world).withoutExtender},
+		{"the extender is gone, for a reader who sees no pods of others", share, explain.NotLookedAt, func(w *world) {
+			w.withoutExtender()
+			w.forbidden = map[string]bool{"pods": true}
+		}},
+		{"the extender is gone, and it runs", share, explain.Running, func(w *world) {
+			w.withoutExtender()
+			w.granted(t, "n1", nil, v1alpha1.Active)
+		}},
+		{"an instance beside a share", share, explain.Invalid, func(w *world) {
+			w.pod.Spec.Containers = append(w.pod.Spec.Containers, corev1.Container{Name: "cut", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/mig-1g.10gb": resource.MustParse("1")}}}, corev1.Container{Name: "none"})
+		}},
+		{"a misspelt resource beside a share", map[string]string{"gpumem": "60000", "gpucore": "30"}, explain.NotLookedAt, nil},
 		{"a mode that isn't served", share, explain.Invalid, func(w *world) { w.pod.Annotations = map[string]string{api.AnnotationIsolation: "mig"} }},
 		{"a mode that the nodes don't serve", share, explain.Isolation, func(w *world) { w.pod.Annotations = map[string]string{api.AnnotationIsolation: "mps"} }},
 		{"a privileged pod where all cards are in replicas under MPS", map[string]string{"gpu": "1"}, explain.Isolation, func(w *world) {
@@ -256,10 +292,10 @@ func TestExplainTexts(t *testing.T) {
 			}
 		}},
 		{"no agent was ever there", share, explain.AgentDown, func(w *world) {
-			w.pods, w.reports = nil, nil
+			w.pods, w.reports = []*corev1.Pod{extenderPod(corev1.ConditionTrue)}, nil
 		}},
 		{"the agent is down where there is room", share, explain.AgentDown, func(w *world) {
-			w.pods = slices.DeleteFunc(w.pods, func(p *corev1.Pod) bool { return p.Namespace == api.Namespace })
+			w.pods = slices.DeleteFunc(w.pods, func(p *corev1.Pod) bool { return p.Labels[api.LabelName] == api.AgentName })
 		}},
 		{"the cards with room are cordoned", map[string]string{"gpumem": "50000"}, explain.Cordoned, func(w *world) {
 			for _, n := range w.reports {

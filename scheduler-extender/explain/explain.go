@@ -50,6 +50,7 @@ const (
 	ForeignPods   Verdict = "foreign-pods"    // a card is free; pods run on the node's cards that carve didn't give them
 	Quota         Verdict = "quota"           // a card is free; the namespace's shares have grown and its quota allows no more
 	Cordoned      Verdict = "cordoned"        // cards that have room are cordoned
+	ExtenderDown  Verdict = "extender-down"   // nothing that asks for cards is placed
 	Never         Verdict = "never"           // no card will ever fit
 	Isolation     Verdict = "isolation"       // no card is given in the mode that it asks for
 	WaitsForOther Verdict = "waits-for-other" // a card fits; something else keeps it pending
@@ -265,7 +266,31 @@ func (r *Report) pending(in Inputs, request api.Request) {
 	}
 	if r.Verdict == "" {
 		r.verdict(open, request)
+		if what := tooLarge(in, request); what != "" {
+			r.say(Never, what)
+		}
+		r.withoutExtender(in, open)
 	}
+}
+
+// withoutExtender puts the extender's absence before all else that may pass: nothing is
+// placed without it, and what its scheduler says of that is an error of a connection.
+func (r *Report) withoutExtender(in Inputs, open string) {
+	down := extenderDown(in)
+	if down == "" {
+		return
+	}
+	look := fmt.Sprintf("Look at kubectl -n %s get pods -l %s=%s, and at carve doctor.", api.Namespace, api.LabelName, api.ExtenderName)
+	down = "carve's extender is down: " + down + ". Until it is back no pod that asks for cards is placed; those that run go on."
+	what := strings.TrimSuffix(r.Summary, ".") + "."
+	if r.Verdict == Never || r.Verdict == NoManagedNode {
+		r.Summary = what + " Besides, " + down + " " + look
+		return
+	}
+	if open != "" {
+		what = "A card for it is free on " + open + "."
+	}
+	r.say(ExtenderDown, down+" What the API shows meanwhile: "+what+" "+look)
 }
 
 // verdict is drawn from what the nodes say, the nearest first.

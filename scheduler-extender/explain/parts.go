@@ -246,3 +246,51 @@ func (r *Report) resize(p *corev1.Pod) {
 		r.Resize = &Resize{ID: result.ID, Outcome: result.Outcome, Generation: result.Generation, Message: result.Message}
 	}
 }
+
+// extenderDown says why no extender can be at work, as far as its pods tell; empty where one
+// is, or pods can't be seen.
+func extenderDown(in Inputs) string {
+	if in.PodsHidden {
+		return ""
+	}
+	why := "it has no pod in namespace " + api.Namespace
+	for i := range in.Pods {
+		p := &in.Pods[i]
+		if p.Namespace != api.Namespace || p.Labels[api.LabelName] != api.ExtenderName {
+			continue
+		}
+		if p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}) {
+			return ""
+		}
+		why = "its pod " + p.Name + " isn't ready (" + containerStates(p) + ")"
+	}
+	return why
+}
+
+// tooLarge says what no card of the cluster can ever hold, wherever there is room; empty
+// where nothing is.
+func tooLarge(in Inputs, request api.Request) string {
+	managed := map[string]bool{}
+	for _, n := range in.Nodes {
+		managed[n.Name] = n.Labels[api.LabelManaged] == "true"
+	}
+	var largest *v1alpha1.Card
+	node := ""
+	for i := range in.Reports {
+		for j := range in.Reports[i].Status.Cards {
+			c, name := &in.Reports[i].Status.Cards[j], in.Reports[i].Name
+			if managed[name] && (largest == nil || cmp.Or(cmp.Compare(largest.MemoryMiB, c.MemoryMiB), cmp.Compare(name, node), cmp.Compare(c.Index, largest.Index)) < 0) {
+				largest, node = c, name
+			}
+		}
+	}
+	for _, c := range request.Containers {
+		if largest != nil && c.MemMiB > largest.MemoryMiB {
+			return fmt.Sprintf("No card of the cluster can ever hold it: container %s asks for %d MiB of one card, and the largest, card %d of %s (%s), has %d MiB to give.",
+				c.Name, c.MemMiB, largest.Index, node, strings.TrimPrefix(largest.Model, "NVIDIA "), largest.MemoryMiB)
+		}
+	}
+	return ""
+}
