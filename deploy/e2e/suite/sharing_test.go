@@ -236,7 +236,7 @@ func TestReplicasByCard(t *testing.T) {
 	create(t, at("whole", both[1], one))
 	wantPending(t, "whole", "asked the whole card, which is shared", "default/after")
 	for _, args := range [][]string{{"cards"}, {"cards", "--local"}} {
-		if r := carve(t, args...); !strings.Contains(r.stdout, "timeslice, 4 of 5 replicas") {
+		if r := carve(t, args...); !strings.Contains(r.stdout, "timeslice, 1 replica and 3 shares of 5") {
 			t.Errorf("carve %v:\n%s%s", args, r.stdout, r.stderr)
 		}
 	}
@@ -266,7 +266,7 @@ func TestTimeslicesByPod(t *testing.T) {
 	p := pod("library", container("app", share{"gpumem": "1000"}))
 	p.Annotations = map[string]string{api.AnnotationCardUUIDs: both[0].UUID}
 	create(t, p)
-	wantPending(t, "library", "asked mode vgpu, the card is in mode timeslice until its pods are gone", "default/slice-a (30000 MiB)")
+	wantPending(t, "library", "asked mode vgpu, the card is in mode timeslice until its pods are gone", "default/slice-a (30000 MiB counted)")
 	if out, err := cluster.Carve(t.Context(), "resize", "pod/slice-a", "-n", ns, "--gpumem", "20000"); err == nil || !strings.Contains(err.Error()+string(out), "nothing holds the program to them") {
 		t.Errorf("resize: %v: %s", err, out)
 	}
