@@ -18,6 +18,12 @@ const (
 	// work isn't getting its share. One that does has a little now and then, since it
 	// looks every few milliseconds.
 	hungryFrom = int64(2 * time.Millisecond)
+	// steadyFrom is for how long a process must have had work at each look, so that one
+	// look without any, up to steadyGap later, doesn't count. A program that launches
+	// short kernels as fast as it can has its queue run dry for a moment now and then,
+	// and what another borrows in that moment may take the card for long.
+	steadyFrom = int64(40 * time.Millisecond)
+	steadyGap  = int64(6 * time.Millisecond)
 	// highLasts is how long a tenant of high priority keeps those of low priority
 	// waiting after its last sign of work, lowTurn what they get in each lowEvery
 	// however busy it is, so that nothing of theirs fails for waiting too long.
@@ -96,6 +102,8 @@ type Process struct {
 	Terms Terms
 
 	busy       bool
+	busyFrom   int64 // since when it has had work, gaps of up to steadyGap aside
+	busyAt     int64 // when it had work last; 0: never
 	demandedAt int64 // 0: never
 	charged    int64 // at the last tick
 	ledger     ledger
@@ -258,6 +266,10 @@ func (c *Card) look(now int64) {
 			p.busy = p.Now.Since != 0 && !c.surelyDone(p)
 			if p.busy {
 				busy++
+				if p.busyAt == 0 || now-p.busyAt > steadyGap {
+					p.busyFrom = now
+				}
+				p.busyAt = now
 			}
 			if p.busy || p.Now.Waiting || p.Now.Charged != p.charged {
 				p.demandedAt = now
@@ -308,11 +320,16 @@ func (p *Process) credit(now int64) int64 {
 	return p.Now.Credit + passed*int64(p.Terms.SharePPM)/1_000_000
 }
 
+// steady says that the process has work, or had it until a moment ago and for long.
+func (p *Process) steady(now int64) bool {
+	return p.busy || p.busyAt != 0 && now-p.busyAt <= steadyGap && p.busyAt-p.busyFrom >= steadyFrom
+}
+
 // hungry says that the tenant has work and isn't getting its share. One that waits
 // for others by its priority holds nobody off.
 func (t *Tenant) hungry(now int64) bool {
 	for _, p := range t.Processes {
-		if (p.busy || p.Now.Waiting) && p.Terms.Gate != Shut && p.credit(now)-p.Now.Committed > hungryFrom {
+		if (p.Now.Waiting || p.steady(now)) && p.Terms.Gate != Shut && p.credit(now)-p.Now.Committed > hungryFrom {
 			return true
 		}
 	}

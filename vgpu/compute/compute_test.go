@@ -148,6 +148,47 @@ func TestBorrowing(t *testing.T) {
 	}
 }
 
+// Kernels so short that their queue runs dry now and then: one look at which there is
+// nothing out doesn't make the program one that wants nothing, or a loan that is given at
+// that moment takes the card for long.
+func TestNoLoanInAGapOfShortKernels(t *testing.T) {
+	c := NewCard(Config{})
+	a, pa := one(300_000, true)
+	b, pb := one(600_000, false)
+	c.Tenants = []*Tenant{a, b}
+	now := int64(0)
+	tick := func(out bool) {
+		now += 3 * ms
+		pa.Now = Counters{Waiting: true, Credit: -ms, CreditAt: now}
+		pb.Now.Since, pb.Now.Committed = 0, 0
+		if out {
+			pb.Now.Since, pb.Now.Committed = now-ms, 5*ms
+		}
+		pb.Now.Charged += ms
+		pb.Now.Credit, pb.Now.CreditAt = 60*ms, now
+		c.Tick(now)
+	}
+	tick(true)
+	tick(false)
+	if !pa.Terms.Borrow {
+		t.Error("who had work at one look only holds nobody off")
+	}
+	for range 20 {
+		tick(true)
+	}
+	tick(false)
+	tick(true)
+	tick(false)
+	if pa.Terms.Borrow {
+		t.Error("a loan in a gap between short kernels")
+	}
+	tick(false)
+	tick(false)
+	if !pa.Terms.Borrow {
+		t.Error("no loan though nobody wants anything any more")
+	}
+}
+
 func TestTurnsGoToWhoIsBehind(t *testing.T) {
 	for _, mode := range []Mode{Turns, Drained} {
 		c := NewCard(Config{Mode: mode})

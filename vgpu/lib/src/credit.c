@@ -52,7 +52,9 @@ static int64_t estimate(const struct carve_cost *cost) {
 /* What is saved up stays within a cap, or a long wait would be followed by a long time without any limit; but
  * a launch that costs more than the cap must be possible. */
 static void refill(struct carve_credit *credit, uint32_t share_ppm, int64_t needed, uint64_t now) {
-    int64_t cap = most(credit->demanding ? CARVE_CREDIT_MOST_NS : CARVE_CREDIT_IDLE_NS, needed);
+    /* Short kernels run out for a moment even where a program launches them as fast as it can. */
+    bool demanding = credit->demanding || (now >= credit->refilled_at && now - credit->refilled_at <= CARVE_CREDIT_GAP_NS);
+    int64_t cap = most(demanding ? CARVE_CREDIT_MOST_NS : CARVE_CREDIT_IDLE_NS, needed);
     if (credit->refilled_at == 0) {
         credit->refilled_at = now;
         credit->credit_ns = CARVE_CREDIT_IDLE_NS;

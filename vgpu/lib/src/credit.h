@@ -30,6 +30,7 @@ enum {
 #define CARVE_COST_OPEN_NS 200000ll         /* and so much of a function's work, by its estimate, may go by unseen */
 #define CARVE_CREDIT_MOST_NS 300000000ll    /* saved up while there is work that waits */
 #define CARVE_CREDIT_IDLE_NS 20000000ll     /* saved up without any */
+#define CARVE_CREDIT_GAP_NS 1000000u        /* without work for no longer than this is as with it */
 #define CARVE_CREDIT_BORROW_NS 20000000ll   /* debt that borrowing leaves at most */
 #define CARVE_CREDIT_REFUND_NS 30000000ll   /* credit after a refund for what was borrowed, at most */
 #define CARVE_CREDIT_SLEEP_LEAST_NS 2000000ll

@@ -83,8 +83,17 @@ static void test_credit(void) {
     carve_credit_ask(&credit, &cost, &half, now, &ticket, &until);
     carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + 1 * MS, &pace, now + 10000 * (uint64_t)MS);
     check(credit.credit_ns == CARVE_CREDIT_MOST_NS, "work that waits saves up 300 ms at most");
-    carve_credit_ask(&credit, &cost, &half, now + 10001 * (uint64_t)MS, &ticket, &until);
+    carve_credit_ask(&credit, &cost, &half, now + 10000 * (uint64_t)MS + CARVE_CREDIT_GAP_NS + 1, &ticket, &until);
     check(credit.credit_ns == CARVE_CREDIT_IDLE_NS, "idling 20 ms");
+    for (int i = 0; i < 2; i++) {
+        uint64_t gap = i == 0 ? 0 : CARVE_CREDIT_GAP_NS;
+        fresh();
+        learn(&cost, 1 * MS);
+        carve_credit_ask(&credit, &cost, &half, now, &ticket, &until);
+        carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + 1 * MS, &pace, now + 1000 * (uint64_t)MS);
+        carve_credit_ask(&credit, &cost, &half, now + 1000 * (uint64_t)MS + gap, &ticket, &until);
+        check(credit.credit_ns == CARVE_CREDIT_MOST_NS, "work that runs out for %d us is work that waits", (int)(gap / 1000));
+    }
 
     /* Unseen functions. */
     fresh();
