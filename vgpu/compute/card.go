@@ -105,6 +105,7 @@ type Process struct {
 	busyFrom   int64 // since when it has had work, gaps of up to steadyGap aside
 	busyAt     int64 // when it had work last; 0: never
 	demandedAt int64 // 0: never
+	loan       int64 // when the last loan that it had was given to its tenant; 0: it had none
 	charged    int64 // at the last tick
 	ledger     ledger
 	turn       account
@@ -263,7 +264,8 @@ func (c *Card) look(now int64) {
 	busy := 0
 	for _, t := range c.Tenants {
 		for _, p := range t.Processes {
-			p.busy = p.Now.Since != 0 && !c.surelyDone(p)
+			// One that holds a launch back looks at its work all the time.
+			p.busy = p.Now.Since != 0 && (p.Now.Waiting || !c.surelyDone(p))
 			if p.busy {
 				busy++
 				if p.busyAt == 0 || now-p.busyAt > steadyGap {
@@ -378,8 +380,32 @@ func (c *Card) lend(now int64) {
 		next.borrowUntil, next.borrowedAt = now+borrowLasts, now
 	}
 	for _, t := range c.Tenants {
+		borrower := t.borrower(now)
 		for _, p := range t.Processes {
-			p.Terms.Borrow = t.borrowUntil > now
+			p.Terms.Borrow = p == borrower
 		}
 	}
+}
+
+// borrower is the process that a tenant's loan is for: one of those that have work, in
+// turn, since each could put as much on the card as one alone. It keeps the loan as long
+// as it has work.
+func (t *Tenant) borrower(now int64) *Process {
+	if t.borrowUntil <= now {
+		return nil
+	}
+	var next *Process
+	for _, p := range t.Processes {
+		switch {
+		case !p.demanding(now):
+		case p.loan == t.borrowedAt && (p.busy || p.Now.Waiting):
+			return p
+		case next == nil || p.loan < next.loan:
+			next = p
+		}
+	}
+	if next != nil {
+		next.loan = t.borrowedAt
+	}
+	return next
 }

@@ -33,6 +33,23 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// Work that takes much longer than it was thought to is done, unless its process waits
+// for it and would have seen that.
+func TestWorkThatTakesLonger(t *testing.T) {
+	for _, waiting := range []bool{false, true} {
+		c := NewCard(Config{})
+		a, pa := one(500_000, false)
+		c.Tenants = []*Tenant{a}
+		pa.Now = Counters{Since: ms, Committed: ms / 100, Waiting: waiting}
+		for now := 2 * ms; now < 50*ms; now += 3 * ms {
+			c.Tick(now)
+		}
+		if pa.busy != waiting {
+			t.Errorf("waiting %v: has work %v", waiting, pa.busy)
+		}
+	}
+}
+
 func TestUsed(t *testing.T) {
 	for _, c := range []struct {
 		percent int
@@ -145,6 +162,45 @@ func TestBorrowing(t *testing.T) {
 	}
 	if pa.Terms.Borrow == first {
 		t.Error("the next loan goes to the other")
+	}
+}
+
+// Several processes of one tenant have its loan in turn.
+func TestOneOfSeveralBorrows(t *testing.T) {
+	c := NewCard(Config{})
+	a, _ := one(300_000, true)
+	a.Processes = append(a.Processes, &Process{}, &Process{})
+	c.Tenants = []*Tenant{a}
+	had := map[*Process]bool{}
+	for now := 3 * ms; now < 60*ms; now += 3 * ms {
+		for _, p := range a.Processes {
+			p.Now = Counters{Waiting: true, Credit: -ms, CreditAt: now}
+		}
+		c.Tick(now)
+		borrow := 0
+		for _, p := range a.Processes {
+			if p.Terms.Borrow {
+				borrow++
+				had[p] = true
+			}
+		}
+		if borrow > 1 || borrow == 0 && now > 6*ms {
+			t.Errorf("at %d ms %d of three have a loan", now/ms, borrow)
+		}
+	}
+	if len(had) != 3 {
+		t.Errorf("only %d of three had a loan", len(had))
+	}
+	// One that wants nothing any more leaves it to another.
+	for _, p := range a.Processes[1:] {
+		p.Now = Counters{}
+	}
+	for now := 60 * ms; now < 75*ms; now += 3 * ms {
+		a.Processes[0].Now = Counters{Waiting: true, Credit: -ms, CreditAt: now}
+		c.Tick(now)
+	}
+	if !a.Processes[0].Terms.Borrow {
+		t.Error("the only one that wants a loan hasn't any")
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -102,6 +103,7 @@ type tenant struct {
 	in     io.WriteCloser
 	lines  *bufio.Scanner
 	pid    int
+	pids   []int // of all its processes
 }
 
 // line is one of gpuprobe's.
@@ -134,7 +136,7 @@ type plan struct {
 
 func (p plan) length() time.Duration { return p.from + time.Duration(p.windows)*p.window }
 
-func start(t *testing.T, i int, m sim.Member, seed uint64, p plan) *tenant {
+func start(t *testing.T, i int, m sim.Member, seed uint64, p plan, more string) *tenant {
 	t.Helper()
 	dir := t.TempDir()
 	limits, usage := filepath.Join(dir, "limits"), filepath.Join(dir, "usage")
@@ -160,6 +162,7 @@ func start(t *testing.T, i int, m sim.Member, seed uint64, p plan) *tenant {
 	if m.Program.BurstWork > 0 {
 		args += fmt.Sprintf(" --burst %dns --think %dns", m.Program.BurstWork, m.Program.ThinkTime)
 	}
+	args += " " + more
 	probe, err := filepath.Abs(filepath.Join(softDir, "build/gpuprobe"))
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +192,26 @@ exec %s %s`, limits, usage, probe, args)
 	}
 	t.Cleanup(func() { in.Close(); cmd.Process.Kill(); cmd.Wait() })
 	one.pid = one.read(t, "ready").PID
+	one.pids = family(t, one.pid)
 	return one
+}
+
+// family are a process and its children.
+func family(t *testing.T, pid int) []int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := []int{pid}
+	for _, child := range strings.Fields(string(text)) {
+		n, err := strconv.Atoi(child)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, n)
+	}
+	return pids
 }
 
 // stopClock is the software GPU's clock. At certain times something happens before
@@ -228,6 +250,7 @@ type scene struct {
 	away []time.Duration
 	// events happen at times after the beginning.
 	events map[time.Duration]func(tenants []*tenant)
+	args   map[int]string        // further options of a program
 	low    map[int]bool          // tenants of low priority
 	gone   map[int]bool          // tenants that are ended by an event
 	leaves map[int]time.Duration // when the agent hears that they are gone
@@ -248,11 +271,13 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 	var shares []loop.Share
 	keys := map[int]loop.Key{}
 	for i, m := range members {
-		one := start(t, i, m, seed, p)
+		one := start(t, i, m, seed, p, sc.args[i])
 		one.share.Cards[0].Low = sc.low[i]
 		tenants = append(tenants, one)
 		shares = append(shares, one.share)
-		keys[one.pid] = one.share.Key
+		for _, pid := range one.pids {
+			keys[pid] = one.share.Key
+		}
 	}
 	begin := soft.clock.Now() + int64(100*time.Millisecond)
 	for i, one := range tenants {
@@ -261,11 +286,15 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 	busy := make([][]int64, len(tenants))
 	measure := func() {
 		for i, one := range tenants {
-			ns, err := soft.clock.Busy(0, one.pid)
-			if err != nil && !sc.gone[i] {
-				t.Errorf("%s: %v", one.share.UID, err)
+			sum := int64(0)
+			for _, pid := range one.pids {
+				ns, err := soft.clock.Busy(0, pid)
+				if err != nil && !sc.gone[i] {
+					t.Errorf("%s: %v", one.share.UID, err)
+				}
+				sum += ns
 			}
-			busy[i] = append(busy[i], ns)
+			busy[i] = append(busy[i], sum)
 		}
 	}
 	clock := &stopClock{Clock: soft.clock}
@@ -319,7 +348,7 @@ func run(t *testing.T, members []sim.Member, seed uint64, sc scene) sim.Run {
 				}
 				// Whole percents are rounded down, and the newest period may not be told.
 				most := busy[i][p.windows]
-				if slack := int64(p.length())/100 + int64(400*time.Millisecond); len(sc.away) == 0 && !sc.blind && !sc.hidden && !sc.gone[i] &&
+				if slack := (int64(p.length())/100 + int64(400*time.Millisecond)) * int64(len(tenants[i].pids)); len(sc.away) == 0 && !sc.blind && !sc.hidden && !sc.gone[i] &&
 					(int64(used.Time) > most || int64(used.Time) < most-slack) {
 					t.Errorf("%s had the card for %v, it is said to be %v", one.share.UID, time.Duration(most), used.Time)
 				}

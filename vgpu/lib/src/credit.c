@@ -91,29 +91,60 @@ static void fit_sweep(const struct carve_credit *credit, struct carve_cost *cost
     }
 }
 
+/* From a half to one and a half, in 256ths: programs repeat themselves, and one launch in a fixed number would be the
+ * same one each time. */
+static uint32_t draw(struct carve_credit *credit) {
+    uint32_t x = credit->random != 0 ? credit->random : 2463534242u;
+    x ^= x << 13;
+    x ^= x >> 17;
+    x ^= x << 5;
+    credit->random = x;
+    return 128 + (x >> 24);
+}
+
+static bool to_be_sampled(const struct carve_credit *credit, struct carve_cost *cost, int64_t est) {
+    if (cost->wild != 0) {
+        cost->wild--;
+        return true;
+    }
+    return cost->samples < CARVE_COST_KNOWN || est > CARVE_COST_SHORT_NS || cost->open + 1 >= cost->next ||
+           cost->open_ns + est > cost->next_ns || credit->tail + 1 >= credit->sweep_at;
+}
+
 static void issue(struct carve_credit *credit, struct carve_cost *cost, uint64_t now, struct carve_ticket *ticket) {
     int64_t est = estimate(cost);
     fit_sweep(credit, cost);
-    if (credit->outstanding == 0 && credit->tail_ns == 0) {
+    if (credit->outstanding == 0 && credit->tail == 0) {
         credit->began = now;
     }
     credit->committed_ns += est;
-    *ticket = (struct carve_ticket){.launches = cost->open + 1, .estimate_ns = est, .committed_ns = cost->open_ns + est};
-    /* Launches that no ticket stands for, of functions that aren't launched any more, would stay unpaid. */
-    bool sweep = credit->outstanding == credit->late && credit->tail_ns - cost->open_ns > CARVE_CREDIT_TAIL_NS;
-    ticket->sampled = sweep || cost->samples < CARVE_COST_KNOWN || est > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY || cost->open_ns + est > CARVE_COST_OPEN_NS;
+    credit->out++;
+    *ticket = (struct carve_ticket){.launches = cost->open + 1, .out = cost->open + 1, .estimate_ns = est, .committed_ns = cost->open_ns + est};
+    /* Launches that no ticket stands for, of functions that aren't launched any more, would stay unpaid; and of many
+     * functions in turn hundreds could be out before one of them is looked at. */
+    bool sweep = credit->tail != cost->open && ((credit->outstanding == credit->late && credit->tail_ns - cost->open_ns > CARVE_CREDIT_TAIL_NS) ||
+                                                credit->tail + 1 >= credit->sweep_at);
+    ticket->sampled = to_be_sampled(credit, cost, est) || sweep;
     if (!ticket->sampled) {
         cost->open++;
         cost->open_ns += est;
+        credit->tail++;
         credit->tail_ns += est;
         return;
     }
+    uint32_t drawn = draw(credit);
+    cost->next = CARVE_COST_EVERY * drawn / 256;
+    cost->next_ns = CARVE_COST_OPEN_NS * drawn / 256;
+    credit->sweep_at = CARVE_COST_EVERY * drawn / 256;
+    credit->tail -= cost->open;
     credit->tail_ns -= cost->open_ns;
     cost->open = 0;
     cost->open_ns = 0;
     if (sweep) {
         ticket->swept_ns = credit->tail_ns;
         ticket->committed_ns += credit->tail_ns;
+        ticket->out += credit->tail;
+        credit->tail = 0;
         credit->tail_ns = 0;
         credit->sweep++;
         cost->sweep = credit->sweep;
@@ -153,7 +184,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
         *until = now + (uint64_t)sleep;
         return CARVE_SLEEP;
     }
-    if (credit->committed_ns + est > terms->ahead_ns && credit->outstanding != credit->late) {
+    if ((credit->committed_ns + est > terms->ahead_ns || credit->out >= CARVE_CREDIT_OUT) && credit->outstanding != credit->late) {
         return CARVE_WAIT_DONE;
     }
     credit->waiting = false;
@@ -180,6 +211,8 @@ void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, 
         if (cost->open != 0) {
             cost->open--;
             cost->open_ns -= ticket->estimate_ns;
+            credit->out--;
+            credit->tail--;
             credit->tail_ns -= ticket->estimate_ns;
         } else {
             credit->committed_ns += ticket->estimate_ns;
@@ -187,6 +220,8 @@ void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, 
         return;
     }
     cost->open += ticket->launches - 1;
+    credit->tail += ticket->launches - 1;
+    credit->out -= ticket->out - (ticket->launches - 1);
     cost->open_ns += ticket->committed_ns - ticket->swept_ns - ticket->estimate_ns;
     credit->tail_ns += ticket->committed_ns - ticket->swept_ns - ticket->estimate_ns;
     /* What was swept has no function any more: it is paid now. */
@@ -195,6 +230,13 @@ void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, 
     credit->charged_ns += ticket->swept_ns;
     if (--credit->outstanding == 0) {
         credit->since = 0;
+    }
+}
+
+/* One launch that took much longer than others of its function so far has more like it, which samples would miss. */
+static void suspect(struct carve_cost *cost, int64_t took, bool beside) {
+    if (cost->samples == CARVE_COST_KNOWN && took > 8 * cost->estimate_ns && took > (beside ? CARVE_COST_WILD_BESIDE_NS : CARVE_COST_WILD_ALONE_NS)) {
+        cost->wild = CARVE_COST_WILD;
     }
 }
 
@@ -207,10 +249,12 @@ static void learn(struct carve_cost *cost, int64_t paid) {
     }
 }
 
-static void pay(struct carve_credit *credit, const struct carve_ticket *ticket, int64_t all, uint32_t share_ppm, uint64_t now) {
+/* end: of the work, as far as it is known. */
+static void pay(struct carve_credit *credit, const struct carve_ticket *ticket, int64_t all, uint32_t share_ppm, uint64_t end) {
     credit->credit_ns -= all;
     credit->charged_ns += all;
     credit->committed_ns -= ticket->committed_ns;
+    credit->out -= ticket->out;
     credit->late -= ticket->late;
     if (--credit->outstanding != 0) {
         credit->since = credit->since > credit->last_end ? credit->since : credit->last_end;
@@ -218,7 +262,7 @@ static void pay(struct carve_credit *credit, const struct carve_ticket *ticket, 
     }
     credit->since = 0;
     if (!credit->waiting) {
-        refill(credit, share_ppm, 0, now); /* as one that had work, up to now */
+        refill(credit, share_ppm, 0, end); /* as one that had work, up to there */
         credit->demanding = false;
     }
 }
@@ -249,8 +293,9 @@ static int64_t worth(struct carve_credit *credit, const struct carve_ticket *tic
 void carve_credit_done(struct carve_credit *credit, struct carve_cost *cost, const struct carve_ticket *ticket,
                        uint32_t share_ppm, uint64_t begin, uint64_t end, const struct carve_pace *pace, uint64_t now) {
     int64_t all = worth(credit, ticket, begin, end, pace);
+    suspect(cost, end > begin ? price(pace, begin, end) : 0, __atomic_load_n(&pace->most, __ATOMIC_RELAXED) > 1);
     learn(cost, (most(all - ticket->swept_ns, 0) + ticket->paid_ns) / (int64_t)ticket->launches);
-    pay(credit, ticket, all, share_ppm, now);
+    pay(credit, ticket, all, share_ppm, credit->last_end < now ? credit->last_end : now);
 }
 
 void carve_credit_guess(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t now) {
@@ -267,7 +312,9 @@ void carve_credit_late(struct carve_credit *credit, struct carve_ticket *ticket,
     credit->committed_ns -= ticket->committed_ns;
     credit->late += !ticket->late;
     ticket->paid_ns += all - ticket->swept_ns;
+    credit->out -= ticket->out;
     ticket->swept_ns = ticket->committed_ns = 0;
+    ticket->out = 0;
     ticket->launches = 1;
     ticket->late = true;
 }

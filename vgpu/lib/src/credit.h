@@ -21,13 +21,17 @@
 #include "carve_region.h"
 
 enum {
-    CARVE_COST_KNOWN = 4,     /* samples after which an estimate is a moving average */
-    CARVE_COST_EVERY = 64,    /* of short launches at least one in so many is looked at */
+    CARVE_COST_KNOWN = 4,    /* samples after which an estimate is a moving average */
+    CARVE_COST_EVERY = 32,   /* of short launches one in so many is looked at, on average */
+    CARVE_COST_WILD = 4096,  /* launches each of which is looked at after one took much longer than the others */
+    CARVE_CREDIT_OUT = 96,   /* launches of which nobody knows yet whether they are done, at most */
 };
 
 #define CARVE_COST_UNSEEN_NS 4000000ll      /* of a function that never ran: a low guess would let hundreds of long ones queue */
 #define CARVE_COST_SHORT_NS 100000ll        /* up to here launches are sampled only */
-#define CARVE_COST_OPEN_NS 200000ll         /* and so much of a function's work, by its estimate, may go by unseen */
+#define CARVE_COST_OPEN_NS 200000ll         /* and so much of a function's work, by its estimate, goes by unseen, on average */
+#define CARVE_COST_WILD_ALONE_NS 50000ll    /* much longer is more than eight times the estimate, and than this */
+#define CARVE_COST_WILD_BESIDE_NS 4000000ll /* or this, where an event may be late by another's time on the card */
 #define CARVE_CREDIT_MOST_NS 300000000ll    /* saved up while there is work that waits */
 #define CARVE_CREDIT_IDLE_NS 20000000ll     /* saved up without any */
 #define CARVE_CREDIT_GAP_NS 1000000u        /* without work for no longer than this is as with it */
@@ -64,8 +68,11 @@ struct carve_terms {
 struct carve_cost {
     int64_t estimate_ns; /* of one launch; a guess while there are no samples, or 0 */
     int64_t open_ns;     /* committed since the last sampled launch */
+    int64_t next_ns;     /* with so much open a launch is sampled */
     uint32_t samples;    /* up to CARVE_COST_KNOWN */
     uint32_t open;       /* launches since the last sampled one */
+    uint32_t next;       /* that many with this one, and it is sampled */
+    uint32_t wild;       /* so many more are all sampled */
     uint32_t sweep;      /* open and open_ns are of that sweep, else both are 0 */
 };
 
@@ -84,7 +91,11 @@ struct carve_credit {
     uint64_t borrowed_at; /* 0: never */
     uint32_t outstanding; /* tickets */
     uint32_t late;        /* of them; see carve_credit_late */
+    uint32_t out;         /* launches of which it isn't known that they are done, late ones aside */
+    uint32_t tail;        /* of them, that no ticket stands for */
     uint32_t sweep;
+    uint32_t sweep_at; /* that many in the tail with this one, and it stands for all */
+    uint32_t random;
     bool waiting;   /* a launch is held back */
     bool demanding; /* was at the last look */
 };
@@ -93,7 +104,8 @@ struct carve_credit {
 struct carve_ticket {
     bool sampled;         /* begin and end must be found out, and carve_credit_done called */
     bool late;            /* nobody waits for it */
-    uint32_t launches;    /* that it stands for */
+    uint32_t launches;    /* of its function, that it stands for */
+    uint32_t out;         /* launches that it stands for, swept ones and all; 0: late */
     int64_t estimate_ns;  /* of this one */
     int64_t committed_ns; /* for all it stands for */
     int64_t swept_ns;     /* part of that: of other functions' launches */
@@ -115,14 +127,17 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
  * launch may go and needn't be sampled; false says nothing. correction as in the terms; gate open, no loan. */
 static inline bool carve_credit_quick(struct carve_credit *credit, struct carve_cost *cost, int64_t correction, int64_t ahead_ns) {
     int64_t committed = credit->committed_ns + cost->estimate_ns;
-    if (cost->samples < CARVE_COST_KNOWN || cost->estimate_ns > CARVE_COST_SHORT_NS || cost->open + 1 >= CARVE_COST_EVERY ||
-        cost->open_ns + cost->estimate_ns > CARVE_COST_OPEN_NS ||
-        cost->sweep != credit->sweep || credit->tail_ns == 0 || credit->tail_ns > CARVE_CREDIT_TAIL_NS || committed > credit->credit_ns ||
+    if (cost->samples < CARVE_COST_KNOWN || cost->estimate_ns > CARVE_COST_SHORT_NS || cost->open + 1 >= cost->next ||
+        cost->open_ns + cost->estimate_ns > cost->next_ns || cost->wild != 0 ||
+        cost->sweep != credit->sweep || credit->tail == 0 || credit->tail + 1 >= credit->sweep_at || credit->out >= CARVE_CREDIT_OUT ||
+        credit->tail_ns > CARVE_CREDIT_TAIL_NS || committed > credit->credit_ns ||
         committed > ahead_ns || credit->correction != correction || !credit->demanding || credit->waiting) {
         return false;
     }
     cost->open++;
     cost->open_ns += cost->estimate_ns;
+    credit->tail++;
+    credit->out++;
     credit->tail_ns += cost->estimate_ns;
     credit->committed_ns = committed;
     return true;

@@ -61,14 +61,10 @@ static bool has_events(const struct carve_driver *d, bool per_thread) {
     return d->cuEventCreate != NULL && d->cuEventQuery != NULL && d->cuEventElapsedTime != NULL && (per_thread ? d->cuEventRecord_ptsz != NULL : d->cuEventRecord != NULL);
 }
 
-/* Events may be recorded. */
+/* Events may be recorded, in a stream that isn't being captured, and asked for: captures of others don't mind either of
+ * a thread in relaxed mode. Where one minds an event in the legacy stream, it minds the launch, too. */
 bool carve_can_measure(const struct carve_driver *d, const struct carve_state *s, bool per_thread) {
-    return __atomic_load_n(&s->captures, __ATOMIC_SEQ_CST) == 0 && has_events(d, per_thread);
-}
-
-/* Events may be asked for, which captures of others don't mind of a thread in relaxed mode. */
-bool carve_can_look(const struct carve_driver *d, const struct carve_state *s) {
-    return (d->cuThreadExchangeStreamCaptureMode != NULL || __atomic_load_n(&s->captures, __ATOMIC_SEQ_CST) == 0) && has_events(d, false);
+    return (d->cuThreadExchangeStreamCaptureMode != NULL || __atomic_load_n(&s->captures, __ATOMIC_SEQ_CST) == 0) && has_events(d, per_thread);
 }
 
 /* An event happened elapsed milliseconds after its context's first one, and surely between two moments: narrows down

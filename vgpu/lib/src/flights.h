@@ -78,9 +78,8 @@ bool carve_event_keep(struct events *e, CUevent event);
 void carve_event_destroy(const struct carve_driver *d, CUevent event);
 bool carve_event_record(const struct carve_driver *d, CUevent event, CUstream stream, bool per_thread);
 
-/* Whether events may be recorded now, and whether they may be asked for. */
+/* Whether events may be recorded and asked for now. */
 bool carve_can_measure(const struct carve_driver *d, const struct carve_state *s, bool per_thread);
-bool carve_can_look(const struct carve_driver *d, const struct carve_state *s);
 
 /* The lock is held for all that follows. */
 

@@ -97,7 +97,7 @@ CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
         return CUDA_ERROR_NOT_SUPPORTED;                                             \
     }                                                                                \
     struct carve_state *s = carve_state();                                           \
-    carve_launch_begin(d, s, exec, stream, per_thread, &launch);                     \
+    carve_launch_begin(d, s, exec, 0, stream, per_thread, &launch);                  \
     CUresult result = carve_graph_run(d, exec, stream, per_thread, d->function);     \
     carve_launch_end(d, s, &launch, result);                                         \
     return result

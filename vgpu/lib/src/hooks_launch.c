@@ -2,15 +2,24 @@
 /* Hooks of launches: each waits until the process' share of the card allows it. See throttle.h. */
 #include "throttle.h"
 
-/* What is launched goes to the driver as it is; key names it, stream is where. */
-#define LAUNCH(function, key, stream, per_thread, ...)                 \
+/* A size of launches, by their blocks. */
+static inline uint64_t volume(unsigned int x, unsigned int y, unsigned int z) { return (uint64_t)x * y * z; }
+
+static inline uint64_t configured(const CUlaunchConfig *c) {
+    return c == NULL ? 0 : volume(c->gridDimX, c->gridDimY, c->gridDimZ) * volume(c->blockDimX, c->blockDimY, c->blockDimZ);
+}
+
+#define GRID (volume(gridX, gridY, gridZ) * volume(blockX, blockY, blockZ))
+
+/* What is launched goes to the driver as it is; key and threads name it, stream is where. */
+#define LAUNCH(function, key, threads, stream, per_thread, ...)        \
     const struct carve_driver *d = carve_driver();                     \
     struct carve_state *s = carve_state();                             \
     struct carve_launch launch;                                        \
     if (CARVE_UNLIKELY(d->function == NULL)) {                         \
         return CUDA_ERROR_NOT_SUPPORTED;                               \
     }                                                                  \
-    carve_launch_begin(d, s, (const void *)(key), stream, per_thread, &launch); \
+    carve_launch_begin(d, s, (const void *)(key), threads, stream, per_thread, &launch); \
     CUresult result = d->function(__VA_ARGS__);                        \
     carve_launch_end(d, s, &launch, result);                           \
     return result
@@ -18,33 +27,33 @@
 CARVE_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX,
                                      unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream stream, void **parameters,
                                      void **extra) {
-    LAUNCH(cuLaunchKernel, function, stream, false, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters, extra);
+    LAUNCH(cuLaunchKernel, function, GRID, stream, false, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters, extra);
 }
 
 CARVE_EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX,
                                           unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, CUstream stream, void **parameters,
                                           void **extra) {
-    LAUNCH(cuLaunchKernel_ptsz, function, stream, true, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters, extra);
+    LAUNCH(cuLaunchKernel_ptsz, function, GRID, stream, true, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters, extra);
 }
 
 CARVE_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
-    LAUNCH(cuLaunchKernelEx, function, config != NULL ? config->hStream : NULL, false, config, function, parameters, extra);
+    LAUNCH(cuLaunchKernelEx, function, configured(config), config != NULL ? config->hStream : NULL, false, config, function, parameters, extra);
 }
 
 CARVE_EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
-    LAUNCH(cuLaunchKernelEx_ptsz, function, config != NULL ? config->hStream : NULL, true, config, function, parameters, extra);
+    LAUNCH(cuLaunchKernelEx_ptsz, function, configured(config), config != NULL ? config->hStream : NULL, true, config, function, parameters, extra);
 }
 
 CARVE_EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ,
                                                 unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes,
                                                 CUstream stream, void **parameters) {
-    LAUNCH(cuLaunchCooperativeKernel, function, stream, false, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters);
+    LAUNCH(cuLaunchCooperativeKernel, function, GRID, stream, false, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters);
 }
 
 CARVE_EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gridX, unsigned int gridY, unsigned int gridZ,
                                                      unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes,
                                                      CUstream stream, void **parameters) {
-    LAUNCH(cuLaunchCooperativeKernel_ptsz, function, stream, true, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters);
+    LAUNCH(cuLaunchCooperativeKernel_ptsz, function, GRID, stream, true, function, gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, stream, parameters);
 }
 
 /* The context that is current while the stream's own has to be. False where it can't be. */
@@ -96,7 +105,7 @@ CARVE_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *l
         unsigned i = order[n];
         launches[i].throttle = NULL;
         if (devices[i] >= 0 && enter(d, list[i].hStream)) {
-            carve_launch_begin(d, s, list[i].function, list[i].hStream, false, &launches[i]);
+            carve_launch_begin(d, s, list[i].function, volume(list[i].gridDimX, list[i].gridDimY, list[i].gridDimZ) * volume(list[i].blockDimX, list[i].blockDimY, list[i].blockDimZ), list[i].hStream, false, &launches[i]);
             leave(d);
         }
     }
@@ -113,14 +122,14 @@ CARVE_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *l
     return result;
 }
 
-CARVE_EXPORT CUresult cuLaunch(CUfunction function) { LAUNCH(cuLaunch, function, NULL, false, function); }
+CARVE_EXPORT CUresult cuLaunch(CUfunction function) { LAUNCH(cuLaunch, function, 0, NULL, false, function); }
 
 CARVE_EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height) {
-    LAUNCH(cuLaunchGrid, function, NULL, false, function, width, height);
+    LAUNCH(cuLaunchGrid, function, volume((unsigned)width, (unsigned)height, 1), NULL, false, function, width, height);
 }
 
 CARVE_EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream) {
-    LAUNCH(cuLaunchGridAsync, function, stream, false, function, width, height, stream);
+    LAUNCH(cuLaunchGridAsync, function, volume((unsigned)width, (unsigned)height, 1), stream, false, function, width, height, stream);
 }
 
 /* ---- captures, which our events must not disturb ---- */

@@ -125,6 +125,7 @@ static uint32_t cost_of(struct carve_throttle *t, const void *key, uint64_t gues
     t->keys[oldest] = key;
     t->used[oldest] = now;
     t->costs[oldest].samples = 0;
+    t->costs[oldest].wild = 0;
     t->costs[oldest].estimate_ns = (int64_t)guess_ns;
     return oldest;
 }
@@ -170,14 +171,35 @@ static bool captured(const struct carve_driver *d, const struct carve_state *s, 
     return ask != NULL && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, struct carve_launch *l) {
-    struct carve_place place;
-    struct carve_terms terms;
-    struct carve_throttle *t;
-    if (captured(d, s, stream, per_thread) || carve_current(d, s, &place) != CARVE_HERE || !carve_slot(s)) {
-        return;
+/* Where the launch goes: by its stream, whatever context is current. elsewhere: that context is current now, and the
+ * caller has to leave it. */
+static enum carve_where place_of(const struct carve_driver *d, struct carve_state *s, CUstream stream, struct carve_place *place, bool *elsewhere) {
+    enum carve_where where = carve_current(d, s, place);
+    CUcontext own = NULL, current = NULL;
+    *elsewhere = false;
+    /* A stream without a name of its own is the current context's, and so is any where there is one context only. */
+    if (CARVE_LIKELY(stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || (where == CARVE_HERE && __atomic_load_n(&s->contexts_high, __ATOMIC_ACQUIRE) <= 1))) {
+        return where;
     }
-    if ((t = throttle_of(s, place.card)) == NULL) {
+    if (d->cuStreamGetCtx == NULL || d->cuCtxPushCurrent_v2 == NULL || d->cuCtxPopCurrent_v2 == NULL || d->cuStreamGetCtx(stream, &own) != CUDA_SUCCESS || own == NULL ||
+        (d->cuCtxGetCurrent(&current) == CUDA_SUCCESS && own == current) || d->cuCtxPushCurrent_v2(own) != CUDA_SUCCESS) {
+        return where;
+    }
+    *elsewhere = true;
+    return carve_current(d, s, place);
+}
+
+static void leave(const struct carve_driver *d, bool elsewhere) {
+    CUcontext context;
+    if (CARVE_UNLIKELY(elsewhere)) {
+        (void)d->cuCtxPopCurrent_v2(&context);
+    }
+}
+
+static void wait_there(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, const struct carve_place *place, struct carve_launch *l) {
+    struct carve_terms terms;
+    struct carve_throttle *t = throttle_of(s, place->card);
+    if (t == NULL) {
         return;
     }
     carve_lock(&t->lock);
@@ -185,17 +207,15 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
     l->key = key;
     l->cost = cost_of(t, key, guess_ns);
     l->flight = -1;
-    l->card = place.card;
-    l->stream = stream;
-    l->per_thread = per_thread;
-    if (quick(s, place.card, t, l->cost, &l->ticket)) {
+    l->card = place->card;
+    if (quick(s, place->card, t, l->cost, &l->ticket)) {
         carve_unlock(&t->lock);
         return;
     }
     uint64_t now = carve_throttle_now(d), since = now;
     for (bool looked = false;; looked = true) {
         uint64_t until = 0;
-        if (!read_terms(s, place.card, t, now, &terms)) {
+        if (!read_terms(s, place->card, t, now, &terms)) {
             l->throttle = NULL; /* no limit, or a resize took it off */
             t->credit.waiting = false;
             carve_unlock(&t->lock);
@@ -205,11 +225,11 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
         if (verdict == CARVE_GO) {
             break;
         }
-        publish(s, place.card, &t->credit);
+        publish(s, place->card, &t->credit);
         if (verdict == CARVE_WAIT_DONE) {
             until = next_look(since, now);
             if (now - since > LATE_NS && now - t->moved_at > LATE_NS) {
-                carve_flights_give_up(s, t, place.card, now);
+                carve_flights_give_up(s, t, place->card, now);
             }
         }
         if (looked || verdict != CARVE_WAIT_DONE) {
@@ -218,8 +238,8 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
             sleep_until(d, until, now);
             carve_lock(&t->lock);
         }
-        if (carve_can_look(d, s)) {
-            carve_flights_look(d, s, t, place.card, terms.share_ppm);
+        if (carve_can_measure(d, s, false)) {
+            carve_flights_look(d, s, t, place->card, terms.share_ppm);
         }
         now = carve_throttle_now(d);
         l->cost = cost_of(t, key, guess_ns); /* others may have taken its place */
@@ -229,13 +249,26 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
         if (l->flight < 0) {
             carve_credit_guess(&t->credit, &l->ticket, terms.share_ppm, now);
             l->throttle = NULL;
-        } else if (carve_can_measure(d, s, per_thread)) {
-            carve_flights_look(d, s, t, place.card, terms.share_ppm);
-            carve_flight_take_off(d, t, place.context, l);
+        } else if (carve_can_measure(d, s, l->per_thread)) {
+            carve_flights_look(d, s, t, place->card, terms.share_ppm);
+            carve_flight_take_off(d, t, place->context, l);
         }
-        publish(s, place.card, &t->credit);
+        publish(s, place->card, &t->credit);
     }
     carve_unlock(&t->lock);
+}
+
+void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, struct carve_launch *l) {
+    struct carve_place place;
+    if (captured(d, s, stream, per_thread)) {
+        return;
+    }
+    l->stream = stream;
+    l->per_thread = per_thread;
+    if (place_of(d, s, stream, &place, &l->elsewhere) == CARVE_HERE && carve_slot(s)) {
+        wait_there(d, s, key, guess_ns, &place, l);
+    }
+    leave(d, l->elsewhere);
 }
 
 void carve_launch_over(const struct carve_driver *d, struct carve_state *s, struct carve_launch *l, CUresult result) {
@@ -244,9 +277,14 @@ void carve_launch_over(const struct carve_driver *d, struct carve_state *s, stru
         return;
     }
     struct flight *f = l->flight >= 0 ? &t->flights[l->flight] : NULL;
+    if (CARVE_UNLIKELY(l->elsewhere)) {
+        struct carve_place place;
+        (void)place_of(d, s, l->stream, &place, &l->elsewhere);
+    }
     /* The events are ours until recorded is set, unless their context went, at the program's own risk. */
     CARVE_STEP("compute-launched");
     bool recorded = result == CUDA_SUCCESS && f != NULL && f->end != NULL && carve_event_record(d, f->end, l->stream, l->per_thread);
+    leave(d, l->elsewhere);
     carve_lock(&t->lock);
     if (f == NULL) {
         /* One that isn't sampled, and that the driver refused. Of a function that lost its place nothing is known. */
@@ -289,7 +327,7 @@ void carve_launch_over(const struct carve_driver *d, struct carve_state *s, stru
 
 void carve_throttle_look_slow(const struct carve_driver *d, struct carve_state *s) {
     struct carve_terms terms;
-    if (!carve_can_look(d, s)) {
+    if (!carve_can_measure(d, s, false)) {
         return;
     }
     for (unsigned card = 0; card < CARVE_MAX_CARDS; card++) {

@@ -7,10 +7,11 @@
  * they are done. There is no thread of our own: a process in which nobody calls the driver is followed by the agent,
  * from what it published last.
  *
- * Events are recorded only while no stream of the process is being captured: what is launched meanwhile is paid by
- * its estimate. They are asked for by threads in relaxed capture mode. Whatever the driver does with a call, other
- * threads go on: no lock is held over one. What never ends isn't waited for for ever. Fails open: what can't be measured is paid by its estimate, and where the
- * agent divides no compute nothing is looked at.
+ * What is captured isn't launched, and has no events of ours. While any stream of the process is being captured, events
+ * are recorded and asked for by threads in relaxed capture mode; where the driver has no such mode they aren't recorded.
+ * Whatever the driver does with a call, other threads go on: no lock is held over one. What never ends isn't waited for
+ * for ever. Fails open: what can't be measured is paid by its estimate, and where the agent divides no compute nothing
+ * is looked at.
  */
 #ifndef CARVE_THROTTLE_H
 #define CARVE_THROTTLE_H
@@ -32,6 +33,7 @@ struct carve_launch {
     unsigned card;
     CUstream stream;
     bool per_thread;
+    bool elsewhere; /* the stream isn't the current context's */
 };
 
 static inline bool carve_compute_divided(const struct carve_state *s) {
@@ -44,10 +46,19 @@ static inline bool carve_compute_divided(const struct carve_state *s) {
 void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, struct carve_launch *launch);
 void carve_launch_over(const struct carve_driver *d, struct carve_state *s, struct carve_launch *launch, CUresult result);
 
-static inline void carve_launch_begin(const struct carve_driver *d, struct carve_state *s, const void *key, CUstream stream, bool per_thread, struct carve_launch *launch) {
+/* A function's launches cost by their size: a key for steps of half an octave. What it costs by its arguments isn't
+ * known beforehand, see suspect() in credit.c. */
+static inline const void *carve_launch_key(const void *function, uint64_t threads) {
+    unsigned octave = 63u - (unsigned)__builtin_clzll(threads | 2);
+    uint64_t step = octave * 2 + ((threads >> (octave - 1)) & 1);
+    return (const void *)((uintptr_t)function ^ (uintptr_t)(step << 56)); /* where addresses have nothing */
+}
+
+/* threads: of the launch in all; 0 where that says nothing. */
+static inline void carve_launch_begin(const struct carve_driver *d, struct carve_state *s, const void *what, uint64_t threads, CUstream stream, bool per_thread, struct carve_launch *launch) {
     launch->throttle = NULL;
     if (s != NULL && carve_compute_divided(s)) {
-        carve_launch_wait(d, s, key, 0, stream, per_thread, launch);
+        carve_launch_wait(d, s, carve_launch_key(what, threads), 0, stream, per_thread, launch);
     }
 }
 

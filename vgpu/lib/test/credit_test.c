@@ -62,7 +62,7 @@ static void test_credit(void) {
     check(credit.credit_ns == CARVE_CREDIT_IDLE_NS && credit.committed_ns == 1 * MS && credit.since == now, "the estimate is committed");
     carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + 3 * MS, &pace, now + 4 * MS);
     check(credit.charged_ns == 3 * MS && credit.committed_ns == 0 && credit.since == 0, "what it took is charged");
-    check(credit.credit_ns == 20 * MS - 3 * MS + 2 * MS, "and time brings credit by the share");
+    check(credit.credit_ns == 20 * MS - 3 * MS + 3 * MS / 2 && credit.refilled_at == now + 3 * MS, "and the time up to its end brings credit by the share");
     check(cost.estimate_ns == 1 * MS + 2 * MS / 8, "the estimate follows");
 
     /* A launch that is held back. */
@@ -81,18 +81,16 @@ static void test_credit(void) {
     fresh();
     learn(&cost, 1 * MS);
     carve_credit_ask(&credit, &cost, &half, now, &ticket, &until);
-    carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + 1 * MS, &pace, now + 10000 * (uint64_t)MS);
+    carve_credit_ask(&credit, &other, &half, now + 10000 * (uint64_t)MS, &ticket, &until);
     check(credit.credit_ns == CARVE_CREDIT_MOST_NS, "work that waits saves up 300 ms at most");
-    carve_credit_ask(&credit, &cost, &half, now + 10000 * (uint64_t)MS + CARVE_CREDIT_GAP_NS + 1, &ticket, &until);
-    check(credit.credit_ns == CARVE_CREDIT_IDLE_NS, "idling 20 ms");
-    for (int i = 0; i < 2; i++) {
-        uint64_t gap = i == 0 ? 0 : CARVE_CREDIT_GAP_NS;
+    for (int i = 0; i < 4; i++) {
+        uint64_t gap = i == 0 ? 0 : i == 1 ? CARVE_CREDIT_GAP_NS : CARVE_CREDIT_GAP_NS + 1, late = i == 3 ? 1000 * (uint64_t)MS : 0;
         fresh();
         learn(&cost, 1 * MS);
         carve_credit_ask(&credit, &cost, &half, now, &ticket, &until);
-        carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + 1 * MS, &pace, now + 1000 * (uint64_t)MS);
-        carve_credit_ask(&credit, &cost, &half, now + 1000 * (uint64_t)MS + gap, &ticket, &until);
-        check(credit.credit_ns == CARVE_CREDIT_MOST_NS, "work that runs out for %d us is work that waits", (int)(gap / 1000));
+        carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now + 999 * (uint64_t)MS, now + 1000 * (uint64_t)MS, &pace, now + 1000 * (uint64_t)MS + late);
+        carve_credit_ask(&credit, &cost, &half, now + 1000 * (uint64_t)MS + gap + late, &ticket, &until);
+        check(credit.credit_ns == (i < 2 ? CARVE_CREDIT_MOST_NS : CARVE_CREDIT_IDLE_NS), "work that ran out for %d us%s is work %s", (int)(gap / 1000), i == 3 ? ", when it was seen a second later," : "", i < 2 ? "that waits" : "that didn't, and saves up 20 ms");
     }
 
     /* Unseen functions. */
@@ -137,21 +135,79 @@ static void test_price(void) {
     carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now + 2 * MS, now + 10 * MS, &pace, now + 10 * MS);
     check(credit.charged_ns == 5 * MS && credit.committed_ns == 0, "time that was charged once isn't charged again");
 
-    /* Short launches side by side: eleven of 20 µs on eight streams took 40 µs. */
-    enum { OPEN = CARVE_COST_OPEN_NS / 20000 };
+    /* Short launches side by side: as many of 20 µs as go unseen, on eight streams, took 40 µs. */
+    unsigned count = 1, least = 1000, most = 0, bad = 0;
     fresh();
     learn(&cost, 20000);
-    for (int n = 0; n <= OPEN; n++) {
-        check(carve_credit_ask(&credit, &cost, &half, now, &ticket, &until) == CARVE_GO && ticket.sampled == (n == OPEN), "launch %d of %d", n + 1, OPEN + 1);
+    carve_credit_ask(&credit, &cost, &half, now, &ticket, &until); /* the first is sampled */
+    carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + 20000, &pace, now + 20000);
+    now += 20000;
+    int64_t charged = credit.charged_ns;
+    while (carve_credit_ask(&credit, &cost, &half, now, &ticket, &until) == CARVE_GO && !ticket.sampled) {
+        count++;
     }
-    check(ticket.launches == OPEN + 1 && credit.outstanding == 1, "the one behind 200 µs of work stands for all");
+    check(count >= CARVE_COST_OPEN_NS / 40000 && count <= CARVE_COST_OPEN_NS * 3 / 40000 + 1 && ticket.launches == count && ticket.out == count && credit.outstanding == 1, "the one behind some 200 µs of work stands for all (%u)", count);
     carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now + 20000, now + 40000, &pace, now + 40000);
-    check(credit.charged_ns == 40000 && credit.committed_ns == 0, "all of them are charged, but not more than has passed");
+    check(credit.charged_ns - charged == 40000 && credit.committed_ns == 0 && credit.out == 0, "all of them are charged, but not more than has passed");
+    /* Tiny ones: in no fixed distance, and never too many of which nothing is known. */
     fresh();
     learn(&cost, 10);
-    for (int n = 0; n < CARVE_COST_EVERY; n++) {
-        check(carve_credit_ask(&credit, &cost, &half, now, &ticket, &until) == CARVE_GO && ticket.sampled == (n == CARVE_COST_EVERY - 1), "tiny launch %d", n + 1);
+    count = 0;
+    for (int n = 0; n < 10000; n++) {
+        count++;
+        bad += carve_credit_ask(&credit, &cost, &half, now, &ticket, &until) != CARVE_GO;
+        if (ticket.sampled && n > 0) {
+            least = count < least ? count : least;
+            most = count > most ? count : most;
+        }
+        if (ticket.sampled) {
+            count = 0;
+            carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + 10, &pace, now + 10);
+        }
     }
+    check(bad == 0 && least == CARVE_COST_EVERY / 2 && most == CARVE_COST_EVERY * 3 / 2 - 1, "one in %u to %u is sampled", least, most);
+}
+
+/* Functions whose launches aren't all alike. */
+static void test_wild(void) {
+    uint64_t now = 1000 * MS;
+    for (int beside = 0; beside < 2; beside++) {
+        int64_t much = beside ? CARVE_COST_WILD_BESIDE_NS : CARVE_COST_WILD_ALONE_NS;
+        for (int longer = 0; longer < 2; longer++) {
+            fresh();
+            learn(&cost, 2000);
+            pace.most = 1 + (uint32_t)beside;
+            carve_credit_ask(&credit, &cost, &half, now, &ticket, &until);
+            /* beside one other half of it is paid */
+            carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now, now + (uint64_t)much + (uint64_t)longer, &pace, now + (uint64_t)much + 1);
+            cost.estimate_ns = 2000;
+            unsigned sampled = 0;
+            for (int n = 0; n < CARVE_COST_WILD + 1000; n++) {
+                if (carve_credit_ask(&credit, &cost, &half, now + 300 * MS, &ticket, &until) != CARVE_GO || !ticket.sampled) {
+                    continue;
+                }
+                sampled++;
+                carve_credit_done(&credit, &cost, &ticket, half.share_ppm, now + 300 * MS, now + 300 * MS, &pace, now + 300 * MS);
+            }
+            check(longer ? sampled >= CARVE_COST_WILD && sampled < CARVE_COST_WILD + 100 : sampled < 400, "after one that took %lld ns, %s, %u of %u are looked at", (long long)much + longer, beside ? "beside another" : "alone", sampled, CARVE_COST_WILD + 1000);
+        }
+    }
+    /* Nobody knows of any whether it is done. */
+    static struct carve_cost many[200];
+    static struct carve_ticket tickets[1000];
+    fresh();
+    unsigned went = 0, samples = 0;
+    for (int i = 0; i < 200; i++) {
+        learn(&many[i], 1000);
+    }
+    while (went < 1000 && carve_credit_ask(&credit, &many[went % 200], &half, now, &ticket, &until) == CARVE_GO) {
+        tickets[samples] = ticket;
+        samples += ticket.sampled;
+        went++;
+    }
+    check(went == CARVE_CREDIT_OUT && credit.out == went && samples >= 2, "of 200 functions in turn %u launches go ahead, %u of them looked at", went, samples);
+    carve_credit_done(&credit, &many[0], &tickets[0], half.share_ppm, now, now + 1000, &pace, now + 1000);
+    check(credit.out == went - tickets[0].out && carve_credit_ask(&credit, &many[0], &half, now, &ticket, &until) == CARVE_GO, "and more once one of those is done");
 }
 
 /* Whatever the order of launches, refusals and completions, when all is done nothing is committed but tails. */
@@ -191,12 +247,13 @@ static void test_random(void) {
                 out[which] = out[--count];
             }
             negative |= credit.committed_ns < 0 || credit.tail_ns < 0 || credit.tail_ns > credit.committed_ns;
+            negative |= credit.tail > credit.out || credit.out > CARVE_CREDIT_OUT;
             lost |= credit.outstanding != (uint32_t)count || (credit.since != 0) != (count != 0);
         }
         while (count-- > 0) {
             carve_credit_done(&credit, &costs[out[count].function], &out[count].ticket, half.share_ppm, out[count].begin, out[count].begin + 50000, &pace, now + 50000);
         }
-        lost |= credit.committed_ns != credit.tail_ns;
+        lost |= credit.committed_ns != credit.tail_ns || credit.out != credit.tail;
         /* Tails are swept before they keep anybody from working. */
         for (int n = 0; n < 100 && credit.tail_ns > 2 * CARVE_CREDIT_TAIL_NS; n++) {
             now += 400 * MS;
@@ -214,6 +271,7 @@ int main(void) {
     test_pace();
     test_credit();
     test_price();
+    test_wild();
     test_random();
     return tap_done();
 }

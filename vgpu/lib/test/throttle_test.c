@@ -199,11 +199,13 @@ static struct carve_state *fresh(uint32_t share_ppm) {
     return &state;
 }
 
+enum { THREADS = 1024 };
+
 /* One launch of a function of so many nanoseconds; how long it was held back. */
 static uint64_t launch(struct carve_state *s, uintptr_t function, unsigned stream, uint64_t ns, CUresult answer) {
     struct carve_launch l;
     uint64_t before = now_is;
-    carve_launch_begin(&driver, s, (const void *)function, (CUstream)(uintptr_t)stream, false, &l);
+    carve_launch_begin(&driver, s, (const void *)function, THREADS, (CUstream)(uintptr_t)stream, false, &l);
     watched = s->throttles[0];
     if (answer == CUDA_SUCCESS) {
         submit(stream, ns, NULL);
@@ -367,7 +369,7 @@ static void contexts_that_go(void) {
         for (int i = 0; i < 3; i++) {
             launch(s, 1, 0, 4 * MS, CUDA_SUCCESS);
         }
-        carve_launch_begin(&driver, s, (const void *)1, NULL, false, &l);
+        carve_launch_begin(&driver, s, (const void *)1, 0, NULL, false, &l);
         struct carve_throttle *held = carve_throttle_hold(s, 0);
         for (unsigned i = 0; i < EVENTS_AT_MOST; i++) {
             live_events -= events[i].live;
@@ -410,6 +412,10 @@ static void many_contexts(void) {
     check(known == CONTEXTS, "in each of %d contexts launches are measured (%u)", CONTEXTS, known);
 }
 
+static uint32_t place_of_key(uintptr_t function) {
+    return (uint32_t)(((uint64_t)(uintptr_t)carve_launch_key((const void *)function, THREADS) * 0x9e3779b97f4a7c15u) >> 52) % COSTS;
+}
+
 /* The table of costs is full of functions that nobody launches any more. */
 static void full_table(void) {
     struct carve_state *s = fresh(1000000);
@@ -424,16 +430,16 @@ static void full_table(void) {
     check(t->credit.committed_ns < 20 * (int64_t)MS, "after 20,000 functions nothing much is committed (%.1f ms)", (double)t->credit.committed_ns / 1e6);
     /* Two whose place would be the same. */
     uintptr_t pair[2] = {key, key};
-    uint32_t place = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 52) % COSTS;
+    uint32_t place = place_of_key(key);
     do {
         pair[1] += 16;
-    } while ((uint32_t)((pair[1] * 0x9e3779b97f4a7c15u) >> 52) % COSTS != place);
+    } while (place_of_key(pair[1]) != place);
     for (int i = 0; i < 40; i++) {
         launch(s, pair[i % 2], 0, 10000, CUDA_SUCCESS);
         rest(s, MS);
     }
     for (int i = 0; i < 2; i++) {
-        const struct carve_cost *c = &t->costs[cost_of(t, (const void *)pair[i], 0)];
+        const struct carve_cost *c = &t->costs[cost_of(t, carve_launch_key((const void *)pair[i], THREADS), 0)];
         check(c->samples == CARVE_COST_KNOWN && c->estimate_ns < 20000, "two functions that share a place are both known (%lld ns)", (long long)c->estimate_ns);
     }
     /* One loses its place while it is on the card: what it took is nobody's lesson. */
@@ -481,7 +487,7 @@ static void many_flights(void) {
     struct carve_launch l[FLIGHTS + 200];
     cards[0].ahead_ns = 1000000000;
     for (int i = 0; i < FLIGHTS + 200; i++) {
-        carve_launch_begin(&driver, s, (const void *)(uintptr_t)(1 + i % 100), NULL, false, &l[i]);
+        carve_launch_begin(&driver, s, (const void *)(uintptr_t)(1 + i % 100), 0, NULL, false, &l[i]);
         submit(0, 1000, NULL);
         s->throttles[0]->credit.credit_ns = 100 * SECOND; /* nobody is held back here */
     }

@@ -29,7 +29,8 @@ enum { PROBE_OK = 0, PROBE_REFUSED = 1, PROBE_USAGE = 2 };
   F(cuMemAllocAsync) F(cuMemFreeAsync) F(cuMemCreate) F(cuMemRelease) F(cuMemMap) F(cuMemUnmap) F(cuMemAddressReserve) F(cuMemAddressFree) \
   F(cuMemSetAccess) F(cuMemGetAllocationGranularity) F(cuMemsetD8_v2) F(cuMemcpyHtoD_v2) F(cuMemcpyDtoH_v2) F(cuModuleLoadData)            \
   F(cuModuleGetFunction) F(cuLaunchKernel) F(cuStreamCreate) F(cuStreamSynchronize) F(cuStreamDestroy_v2) F(cuEventCreate)                 \
-  F(cuEventRecord) F(cuEventSynchronize) F(cuEventElapsedTime) F(cuEventDestroy_v2) F(cuGetProcAddress) F(cuGetProcAddress_v2)
+  F(cuEventRecord) F(cuEventSynchronize) F(cuEventElapsedTime) F(cuEventDestroy_v2) F(cuStreamBeginCapture_v2) F(cuStreamEndCapture)       \
+  F(cuGetProcAddress) F(cuGetProcAddress_v2)
 #define PROBE_NVML(F)                                                                                                                      \
   F(nvmlInit_v2) F(nvmlShutdown) F(nvmlErrorString) F(nvmlDeviceGetCount_v2) F(nvmlDeviceGetHandleByIndex_v2) F(nvmlDeviceGetHandleByUUID) \
   F(nvmlDeviceGetUUID) F(nvmlDeviceGetName) F(nvmlDeviceGetMemoryInfo) F(nvmlDeviceGetMemoryInfo_v2)                                       \
