@@ -18,7 +18,7 @@ func TestOddPrograms(t *testing.T) {
 		"one launch in 256 takes 20 ms":                  {[]int64{2 * us, 20 * ms}, "--rare 256"},
 		"one launch in 64 takes 1 ms":                    {[]int64{2 * us, ms}, "--rare 64"},
 		"every other launch takes 95 us instead of 5":    {[]int64{5 * us, 95 * us}, "--rare 2"},
-		"all launches take 2 ms after a second":          {[]int64{2 * us, 2 * ms}, "--change 1s"},
+		"all launches take 0.2 ms after a second":        {[]int64{2 * us, ms / 5}, "--change 1s"},
 		"launches of 0.1 ms beside a capture that lasts": {[]int64{100 * us}, "--capture"},
 		"launches of 30 ms beside a capture that lasts":  {[]int64{30 * ms}, "--capture"},
 		"eight processes, launches of 1 ms":              {[]int64{ms}, "--procs 8"},

@@ -180,7 +180,7 @@ func (s *simulation) tick() bool {
 		opened := t.waits == forGate && terms.Gate != compute.Shut
 		t.account.terms = C.struct_carve_terms{
 			share_ppm: C.uint32_t(terms.SharePPM), gate: C.uint32_t(terms.Gate), elastic: C.bool(t.elastic),
-			borrow: C.bool(terms.Borrow), correction: C.int64_t(terms.Correction),
+			borrow: C.bool(terms.Borrow), beside: C.bool(most > 1), correction: C.int64_t(terms.Correction),
 			truth_ns: C.uint64_t(s.design.TruthEvery), ahead_ns: C.int64_t(s.design.Ahead),
 		}
 		if opened {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math/rand/v2"
+	"slices"
 
 	"github.com/carve-gpu/carve/vgpu/compute"
 )
@@ -49,7 +50,6 @@ type tenant struct {
 	// In the process.
 	account  account
 	waits    waiting
-	awaited  *sample
 	wake     int64
 	next     kernel // to be launched; left 0: none drawn
 	function int
@@ -77,7 +77,7 @@ func (t *tenant) satisfied() bool {
 			return false
 		}
 	case forDone:
-		if t.awaited.end < 0 {
+		if !slices.ContainsFunc(t.streams, func(l stream) bool { return len(l.pending) > 0 && l.pending[0].end >= 0 }) {
 			return false
 		}
 	case forAll:
@@ -126,17 +126,6 @@ func (t *tenant) harvest(s *simulation) {
 	}
 }
 
-// oldest is a sampled launch to wait for.
-func (t *tenant) oldest() *sample {
-	var found *sample
-	for i := range t.streams {
-		if p := t.streams[i].pending; len(p) > 0 && (found == nil || t.streams[i].n < 2) {
-			found = p[0]
-		}
-	}
-	return found
-}
-
 // step is what a process does when it runs.
 func (t *tenant) step(s *simulation) {
 	if t.waits == thinking {
@@ -174,7 +163,7 @@ func (t *tenant) step(s *simulation) {
 		t.waits, t.wake = forGate, until+s.overshoot()
 		return
 	case waitsDone:
-		t.waits, t.awaited, t.wake = forDone, t.oldest(), never
+		t.waits, t.wake = forDone, never
 		if t.satisfied() {
 			t.wake = s.now + s.latency()
 		}

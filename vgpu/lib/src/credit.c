@@ -184,7 +184,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
         *until = now + (uint64_t)sleep;
         return CARVE_SLEEP;
     }
-    if ((credit->committed_ns + est > terms->ahead_ns || credit->out >= CARVE_CREDIT_OUT) && credit->outstanding != credit->late) {
+    if ((credit->committed_ns + est > terms->ahead_ns || credit->out >= carve_credit_out(cost, terms->beside)) && credit->outstanding != credit->late) {
         return CARVE_WAIT_DONE;
     }
     credit->waiting = false;

@@ -25,6 +25,9 @@ enum {
     CARVE_COST_EVERY = 32,   /* of short launches one in so many is looked at, on average */
     CARVE_COST_WILD = 4096,  /* launches each of which is looked at after one took much longer than the others */
     CARVE_CREDIT_OUT = 96,   /* launches of which nobody knows yet whether they are done, at most */
+    CARVE_CREDIT_OUT_BESIDE = 512, /* beside others: while they have the card a program that launches as fast as the
+                                      card works needs as many queued as it works off in its turn */
+    CARVE_CREDIT_OUT_WILD = 16, /* where a launch of a function of which some take much longer would be another */
 };
 
 #define CARVE_COST_UNSEEN_NS 4000000ll      /* of a function that never ran: a low guess would let hundreds of long ones queue */
@@ -59,6 +62,7 @@ struct carve_terms {
     uint32_t gate;         /* enum carve_gate */
     bool elastic;          /* may borrow at times */
     bool borrow;           /* may borrow now */
+    bool beside;           /* others have work on the card */
     int64_t correction;    /* sum of all corrections since the start */
     uint64_t truth_ns;     /* how often the agent corrects */
     int64_t ahead_ns;      /* estimated work that may be on the card at once */
@@ -123,13 +127,17 @@ enum carve_verdict {
 enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_cost *cost, const struct carve_terms *terms,
                                     uint64_t now, struct carve_ticket *ticket, uint64_t *until);
 
+static inline uint32_t carve_credit_out(const struct carve_cost *cost, bool beside) {
+    return cost->wild != 0 ? CARVE_CREDIT_OUT_WILD : beside ? CARVE_CREDIT_OUT_BESIDE : CARVE_CREDIT_OUT;
+}
+
 /* The same for who has credit and launches what is short and known, without a look at the clock: true where the
  * launch may go and needn't be sampled; false says nothing. correction as in the terms; gate open, no loan. */
-static inline bool carve_credit_quick(struct carve_credit *credit, struct carve_cost *cost, int64_t correction, int64_t ahead_ns) {
+static inline bool carve_credit_quick(struct carve_credit *credit, struct carve_cost *cost, int64_t correction, int64_t ahead_ns, bool beside) {
     int64_t committed = credit->committed_ns + cost->estimate_ns;
     if (cost->samples < CARVE_COST_KNOWN || cost->estimate_ns > CARVE_COST_SHORT_NS || cost->open + 1 >= cost->next ||
         cost->open_ns + cost->estimate_ns > cost->next_ns || cost->wild != 0 ||
-        cost->sweep != credit->sweep || credit->tail == 0 || credit->tail + 1 >= credit->sweep_at || credit->out >= CARVE_CREDIT_OUT ||
+        cost->sweep != credit->sweep || credit->tail == 0 || credit->tail + 1 >= credit->sweep_at || credit->out >= carve_credit_out(cost, beside) ||
         credit->tail_ns > CARVE_CREDIT_TAIL_NS || committed > credit->credit_ns ||
         committed > ahead_ns || credit->correction != correction || !credit->demanding || credit->waiting) {
         return false;

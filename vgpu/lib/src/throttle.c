@@ -29,6 +29,8 @@ static void sleep_until(const struct carve_driver *d, uint64_t until, uint64_t n
 
 /* ------------------------------------------------------------------------------------------- terms */
 
+static bool others_work(const struct carve_compute_card *c) { return __atomic_load_n(&c->pace.most, __ATOMIC_RELAXED) > 1; }
+
 /* False where the card isn't divided for this process. */
 static bool read_terms(const struct carve_state *s, unsigned card, const struct carve_throttle *t, uint64_t now, struct carve_terms *terms) {
     const struct carve_compute_card *c = carve_throttle_card(s, card);
@@ -65,6 +67,7 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
         .gate = flags & CARVE_TERMS_GATE,
         .elastic = rest || (__atomic_load_n(&limits->flags, __ATOMIC_RELAXED) & CARVE_CARD_COMPUTE_FIXED) == 0,
         .borrow = (flags & CARVE_TERMS_BORROW) != 0,
+        .beside = others_work(c),
         .correction = correction,
         .truth_ns = __atomic_load_n(&c->truth_ns, __ATOMIC_RELAXED),
         .ahead_ns = ahead == 0 || ahead > 1000000000u ? 8000000 : (int64_t)ahead,
@@ -80,7 +83,7 @@ static bool quick(const struct carve_state *s, unsigned card, struct carve_throt
     if (__atomic_load_n(&mine->flags, __ATOMIC_ACQUIRE) != t->owner) {
         return false;
     }
-    if (!carve_credit_quick(&t->credit, &t->costs[cost], __atomic_load_n(&mine->correction_ns, __ATOMIC_RELAXED), ahead == 0 || ahead > 1000000000u ? 8000000 : (int64_t)ahead)) {
+    if (!carve_credit_quick(&t->credit, &t->costs[cost], __atomic_load_n(&mine->correction_ns, __ATOMIC_RELAXED), ahead == 0 || ahead > 1000000000u ? 8000000 : (int64_t)ahead, others_work(c))) {
         return false;
     }
     ticket->sampled = false;
