@@ -138,6 +138,32 @@ func TestTwoPodsShareOneCard(t *testing.T) {
 	})
 }
 
+// A program that used its card goes on as one that doesn't, in the same process: what it
+// had is its container's again.
+func TestWhatAReplacedProgramHadIsBack(t *testing.T) {
+	create(t, pod("follows", container("app", share{"gpumem": "8000"})))
+	running(t, "follows")
+	sibling := allocateAndHold(t, "follows", "app", 100*mib)
+	defer sibling.end()
+	before := sibling.info()
+	replaced := allocateAndHold(t, "follows", "app", 5000*mib)
+	defer replaced.end()
+	if left := sibling.info(); left > before-5000*mib {
+		t.Fatalf("%d bytes are left of %d with 5000 MiB in use", left, before)
+	}
+	fmt.Fprintln(replaced.stdin, "exec cat")
+	eventually(t, "the room to be back", func(context.Context) string {
+		if left := sibling.info(); left != before {
+			return fmt.Sprintf("%d bytes are free of %d", left, before)
+		}
+		return ""
+	})
+	replaced.say(`{"step": "lives"}`, "lives")
+	if code := sibling.alloc(5000 * mib); code != 0 {
+		t.Errorf("refused though there is room: CUDA error %d", code)
+	}
+}
+
 func TestBinaryQuantityIsBytes(t *testing.T) {
 	create(t, pod("bytes", container("app", share{"gpu": "1", "gpumem": "8Gi"})))
 	if g := grant(t, running(t, "bytes")); g.Containers["app"][0].MemMiB != 8192 {
