@@ -14,21 +14,31 @@
 
 /* ------------------------------------------------------------------------------------------- devices */
 
+/* CUDA_ERROR_NOT_SUPPORTED: by none of the two forms. The second tells MIG instances of one card apart. */
+static CUresult ask_uuid(const struct carve_driver *d, CUdevice device, CUuuid *uuid) {
+    CUresult result = d->cuDeviceGetUuid_v2 != NULL ? d->cuDeviceGetUuid_v2(uuid, device) : CUDA_ERROR_NOT_SUPPORTED;
+    return result != CUDA_SUCCESS && d->cuDeviceGetUuid != NULL ? d->cuDeviceGetUuid(uuid, device) : result;
+}
+
 static int look_up_device(const struct carve_driver *d, struct carve_state *s, CUdevice device) {
     CUuuid uuid;
     struct carve_limits_bank bank;
-    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
-    /* The second form tells MIG instances of one card apart. */
-    if (d->cuDeviceGetUuid_v2 != NULL) {
-        result = d->cuDeviceGetUuid_v2(&uuid, device);
-    }
-    if (result != CUDA_SUCCESS && d->cuDeviceGetUuid != NULL) {
-        result = d->cuDeviceGetUuid(&uuid, device);
-    }
-    if (result != CUDA_SUCCESS || !carve_limits_take(s->limits, &bank)) {
+    if (ask_uuid(d, device, &uuid) != CUDA_SUCCESS || !carve_limits_take(s->limits, &bank)) {
         return -1;
     }
     return carve_limits_find(&bank, uuid.bytes);
+}
+
+bool carve_device_denied(const struct carve_driver *d, CUdevice device) {
+    CUuuid uuid;
+    CUresult result = ask_uuid(d, device, &uuid);
+    return result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_DEINITIALIZED || result == CUDA_ERROR_INVALID_DEVICE || result == CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult carve_without_files(const struct carve_driver *d, CUresult missing) {
+    CUcontext handle = NULL;
+    CUresult result = d->cuCtxGetCurrent != NULL ? d->cuCtxGetCurrent(&handle) : CUDA_ERROR_NOT_SUPPORTED;
+    return result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_DEINITIALIZED ? result : missing;
 }
 
 int carve_device_card(const struct carve_driver *d, struct carve_state *s, CUdevice device) {

@@ -14,6 +14,14 @@
 /* The card of a device ordinal, by UUID; -1 where the limits don't name it. */
 int carve_device_card(const struct carve_driver *d, struct carve_state *s, CUdevice device);
 
+/* Whether the driver itself says no to a device: it hasn't started, as in a forked child, or there is none of that
+ * number. Then it has an answer of its own to what is asked of it there, and gives nothing. */
+bool carve_device_denied(const struct carve_driver *d, CUdevice device);
+
+/* The answer to a request in the current context while the limits and usage files can't be had: the driver's, if it
+ * hasn't started, else missing. */
+CUresult carve_without_files(const struct carve_driver *d, CUresult missing);
+
 enum carve_where {
     CARVE_HERE,    /* the place was filled in */
     CARVE_NOWHERE, /* no context is current: the driver has an answer to that */

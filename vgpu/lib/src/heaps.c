@@ -160,6 +160,21 @@ static uint32_t measured(struct setting *set, const struct look *before, const s
     return was + taken > (int64_t)by_arithmetic ? (uint32_t)(was + taken) : by_arithmetic;
 }
 
+/* A stack beyond what a thread can have on any card: no driver takes that. One that does sets it back. */
+#define MOST_STACK_BYTES (512u << 10)
+
+static CUresult refuse(const struct setting *set, size_t value) {
+    if (set->limit != CU_LIMIT_STACK_SIZE || value <= MOST_STACK_BYTES) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = set->d->cuCtxSetLimit(set->limit, value);
+    if (result == CUDA_SUCCESS) {
+        (void)set->d->cuCtxSetLimit(set->limit, set->before);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return result;
+}
+
 static CUresult set_limit(struct setting *set, size_t value, bool alone) {
     const struct carve_driver *d = set->d;
     uint32_t now = expected(set->many, set->limit, set->heap.first, value);
@@ -167,7 +182,7 @@ static CUresult set_limit(struct setting *set, size_t value, bool alone) {
     uint32_t covered = alone ? set->heap.units : 0, more = now > covered ? now - covered : 0;
     if (more != 0 && !carve_hold(set->s, set->card, more)) {
         if (!carve_obtain_slowly(d, set->s, set->card, more, carve_units_bytes(more), true)) {
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return refuse(set, value);
         }
         set->admitted = more;
     } else {

@@ -37,7 +37,7 @@ static CUresult create(const struct carve_driver *d, const struct request *r, vo
     unsigned int later = CUDA_ARRAY3D_SPARSE | (d->cuArrayGetMemoryRequirements != NULL ? CUDA_ARRAY3D_DEFERRED_MAPPING : 0u);
     bool empty = (r->all.Flags & later) != 0;
     if (s == NULL) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_without_files(d, CUDA_ERROR_OUT_OF_MEMORY);
     }
     carve_contexts_follow(s);
     enum carve_where where = carve_current(d, s, &place);

@@ -14,6 +14,20 @@ static void end_turn(struct carve_turn *turn) {
 
 static bool refused(void) { return CARVE_UNLIKELY(__atomic_load_n(&carve_start_refused, __ATOMIC_RELAXED) != 0); }
 
+/* Of what can't be had the driver is asked where it says no to the device itself. One that creates it all the same
+ * gets it back. */
+static bool denied(const struct carve_driver *d, CUdevice device) { return CARVE_UNLIKELY(carve_device_denied(d, device)); }
+
+static void undo_context(const struct carve_driver *d, CUcontext context) {
+    if (d->cuCtxDestroy_v2 != NULL) {
+        (void)d->cuCtxDestroy_v2(context);
+    }
+}
+
+static void undo_retain(const struct carve_driver *d, CUdevice device) {
+    (void)(d->cuDevicePrimaryCtxRelease_v2 != NULL ? d->cuDevicePrimaryCtxRelease_v2(device) : d->cuDevicePrimaryCtxRelease(device));
+}
+
 /* The frame of each hook that creates a context by call. */
 #define CREATE(function, handle, device, primary, call)         \
     do {                                                        \
@@ -28,10 +42,19 @@ static bool refused(void) { return CARVE_UNLIKELY(__atomic_load_n(&carve_start_r
         if (refused()) {                                        \
             return CUDA_ERROR_MPS_CONNECTION_FAILED;            \
         }                                                       \
-        if (!carve_context_open(d, device, &opening)) {         \
+        bool had = carve_context_open(d, device, &opening);     \
+        if (!had && !denied(d, device)) {                       \
             return CUDA_ERROR_OUT_OF_MEMORY;                    \
         }                                                       \
         CUresult result = d->call;                              \
+        if (!had && result == CUDA_SUCCESS) {                   \
+            if (primary) {                                      \
+                undo_retain(d, device);                         \
+            } else {                                            \
+                undo_context(d, *(handle));                     \
+            }                                                   \
+            return CUDA_ERROR_OUT_OF_MEMORY;                    \
+        }                                                       \
         if (result != CUDA_SUCCESS) {                           \
             carve_context_abort(&opening);                      \
         } else {                                                \
@@ -158,7 +181,7 @@ CARVE_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     }
     struct carve_state *s = carve_state();
     if (s == NULL) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_without_files(d, CUDA_ERROR_OUT_OF_MEMORY);
     }
     carve_contexts_follow(s);
     switch (carve_current(d, s, &place)) {
@@ -182,10 +205,17 @@ static CUresult create_green(const struct carve_driver *d, struct carve_state *s
     if (refused()) {
         return CUDA_ERROR_MPS_CONNECTION_FAILED;
     }
-    if (!carve_context_open(d, device, &opening)) {
+    bool had = carve_context_open(d, device, &opening);
+    if (!had && !denied(d, device)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUresult result = d->cuGreenCtxCreate(green, resources, device, flags);
+    if (!had && result == CUDA_SUCCESS) {
+        if (d->cuGreenCtxDestroy != NULL) {
+            (void)d->cuGreenCtxDestroy(*green);
+        }
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     if (result != CUDA_SUCCESS) {
         carve_context_abort(&opening);
         return result;
@@ -193,7 +223,7 @@ static CUresult create_green(const struct carve_driver *d, struct carve_state *s
     /* The primary context, which the driver made for it, by its name. */
     if (d->cuDevicePrimaryCtxRetain != NULL && d->cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
         carve_context_opened(&opening, primary, true);
-        (void)(d->cuDevicePrimaryCtxRelease_v2 != NULL ? d->cuDevicePrimaryCtxRelease_v2(device) : d->cuDevicePrimaryCtxRelease(device));
+        undo_retain(d, device);
     }
     return result; /* without a name it stays charged until the process ends */
 }

@@ -14,6 +14,7 @@ struct call {
     uint64_t bytes; /* for pitched memory what is expected */
     uint64_t width, height;
     unsigned int element, flags;
+    bool absurd; /* no driver takes it, whatever room there is */
 };
 
 /* A request on its way: where it goes and what is charged for it so far. */
@@ -116,6 +117,17 @@ static bool recharge(const struct carve_driver *d, struct request *r, uint8_t ki
     return charge(d, r, kind, bytes, true);
 }
 
+/* Asks the driver for what isn't charged, since it is taken to refuse it. One that doesn't gets it back. */
+static CUresult make_uncharged(const struct carve_driver *d, const struct call *call) {
+    uint64_t made = 0, pitch;
+    CUresult result = call->make(d, call, &made, &pitch);
+    if (result == CUDA_SUCCESS) {
+        (void)call->give_back(d, made);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return result;
+}
+
 enum kept { KEPT, NOT_KEPT, AGAIN };
 
 /* The driver gave the block: keeps it with its charge. Otherwise gives it back: because there is no memory to
@@ -193,13 +205,13 @@ static inline CUresult allocate(const struct carve_driver *d, const struct call 
         return call->make(d, call, address, pitch);
     }
     if (CARVE_UNLIKELY(begun == REFUSED)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return r.s == NULL ? carve_without_files(d, CUDA_ERROR_OUT_OF_MEMORY) : CUDA_ERROR_OUT_OF_MEMORY;
     }
     r.may_be_managed = call->may_be_managed;
     for (bool sure = false;; sure = true) {
         uint64_t made = 0, real_pitch = 0;
         if (CARVE_UNLIKELY(!charge(d, &r, call->kind, call->bytes, sure))) {
-            return r.beyond ? beyond(d, &r, call->bytes, address) : CUDA_ERROR_OUT_OF_MEMORY;
+            return r.beyond ? beyond(d, &r, call->bytes, address) : call->absurd ? make_uncharged(d, call) : CUDA_ERROR_OUT_OF_MEMORY;
         }
         CARVE_STEP("alloc-charged");
         CUresult result = call->make(d, call, &made, &real_pitch);
@@ -323,6 +335,9 @@ static uint64_t expected_bytes(uint64_t width, uint64_t height) {
     return width > UINT64_MAX - 511 ? UINT64_MAX : pitched_bytes((width + 511) & ~(uint64_t)511, height);
 }
 
+/* The largest pitch of any card is less than 2^31. */
+static bool absurd_pitch(uint64_t width, unsigned int element) { return width > INT32_MAX || (element != 4 && element != 8 && element != 16); }
+
 CARVE_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
                                          unsigned int element) {
     const struct carve_driver *d = carve_driver();
@@ -333,7 +348,8 @@ CARVE_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, si
         return d->cuMemAllocPitch_v2(pointer, pitch, width, height, element);
     }
     const struct call call = {.make = make_pitch_v2, .give_back = free_v2, .kind = CARVE_KIND_WHOLE,
-                              .bytes = expected_bytes(width, height), .width = width, .height = height, .element = element};
+                              .bytes = expected_bytes(width, height), .width = width, .height = height, .element = element,
+                              .absurd = absurd_pitch(width, element)};
     uint64_t address, chosen;
     CUresult result = allocate(d, &call, &address, &chosen);
     if (result == CUDA_SUCCESS) {
@@ -353,7 +369,8 @@ CARVE_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pit
         return d->cuMemAllocPitch(pointer, pitch, width, height, element);
     }
     const struct call call = {.make = make_pitch_v1, .give_back = free_v1, .kind = CARVE_KIND_WHOLE,
-                              .bytes = expected_bytes(width, height), .width = width, .height = height, .element = element};
+                              .bytes = expected_bytes(width, height), .width = width, .height = height, .element = element,
+                              .absurd = absurd_pitch(width, element)};
     uint64_t address, chosen;
     CUresult result = allocate(d, &call, &address, &chosen);
     if (result == CUDA_SUCCESS) {
@@ -383,7 +400,8 @@ CARVE_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsi
         }
         kind = (policy & CARVE_CARD_MANAGED_COUNT) != 0 ? CARVE_KIND_COUNTED : CARVE_KIND_MANAGED;
     }
-    const struct call call = {.make = make_managed, .give_back = free_v2, .kind = kind, .bytes = bytes, .flags = flags};
+    const struct call call = {.make = make_managed, .give_back = free_v2, .kind = kind, .bytes = bytes, .flags = flags,
+                              .absurd = flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST};
     uint64_t address, pitch;
     CUresult result = allocate(d, &call, &address, &pitch);
     if (result == CUDA_SUCCESS) {

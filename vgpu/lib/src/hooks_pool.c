@@ -74,7 +74,7 @@ static CUresult allocate(const struct carve_driver *d, struct carve_growth g, bo
     }
     struct carve_state *s = carve_state();
     if (s == NULL) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_without_files(d, CUDA_ERROR_OUT_OF_MEMORY);
     }
     carve_contexts_follow(s);
     if (!named) {
@@ -178,14 +178,15 @@ CARVE_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *
         return d->cuMemPoolCreate(pool, &own); /* of the host */
     }
     struct carve_state *s = carve_state();
-    if (s == NULL || carve_device_card(d, s, own.location.id) < 0) {
+    bool here = s != NULL && carve_device_card(d, s, own.location.id) >= 0;
+    if (!here && !carve_device_denied(d, own.location.id)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    CUresult result = d->cuMemPoolCreate(&made, &own);
+    CUresult result = d->cuMemPoolCreate(&made, &own); /* also of a device that it says no to itself */
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    if (carve_reserve_find(d, s, made, own.location.id, true) < 0) {
+    if (!here || carve_reserve_find(d, s, made, own.location.id, true) < 0) {
         if (d->cuMemPoolDestroy != NULL) {
             (void)d->cuMemPoolDestroy(made);
         }

@@ -22,7 +22,7 @@ static CUresult current_share(const struct carve_driver *d, uint64_t *free_bytes
     struct carve_state *s = carve_state();
     struct carve_place place;
     if (s == NULL) {
-        return CUDA_ERROR_OPERATING_SYSTEM;
+        return carve_without_files(d, CUDA_ERROR_OPERATING_SYSTEM);
     }
     carve_contexts_follow(s);
     switch (carve_current(d, s, &place)) {

@@ -16,6 +16,24 @@ static void give_back(struct carve_state *s, struct carve_gone gone) {
     }
 }
 
+/* Asks the driver for what isn't charged, since it is taken to refuse it. One that doesn't gets it back. */
+static CUresult create_uncharged(const struct carve_driver *d, size_t bytes, const CUmemAllocationProp *property, unsigned long long flags) {
+    CUmemGenericAllocationHandle made = 0;
+    CUresult result = d->cuMemCreate(&made, bytes, property, flags);
+    if (result == CUDA_SUCCESS) {
+        if (d->cuMemRelease != NULL) {
+            (void)d->cuMemRelease(made);
+        }
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return result;
+}
+
+/* No driver takes this, whatever room there is: sizes are multiples of its granularity, of 64 KiB at least. */
+static bool absurd(size_t bytes, const CUmemAllocationProp *property, unsigned long long flags) {
+    return flags != 0 || property->type != CU_MEM_ALLOCATION_TYPE_PINNED || bytes % 65536 != 0;
+}
+
 CARVE_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *property,
                                   unsigned long long flags) {
     const struct carve_driver *d = carve_driver();
@@ -34,12 +52,12 @@ CARVE_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t b
     struct carve_state *s = carve_state();
     int card = s == NULL ? -1 : carve_device_card(d, s, own.location.id);
     if (card < 0) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_device_denied(d, own.location.id) ? create_uncharged(d, bytes, &own, flags) : CUDA_ERROR_OUT_OF_MEMORY;
     }
     carve_contexts_follow(s);
     uint32_t units = carve_page_units(bytes);
     if (!carve_obtain(d, s, (unsigned)card, units, bytes)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return absurd(bytes, &own, flags) ? create_uncharged(d, bytes, &own, flags) : CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUmemGenericAllocationHandle made = 0;
     struct carve_gone stale = {0};

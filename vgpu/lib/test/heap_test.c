@@ -33,7 +33,9 @@ static void exact(void) {
     check(box_usage()->lines[0][0].context_bytes == bare, "and are no part of what a context costs");
     check(CALL(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, 16385) == CUDA_ERROR_OUT_OF_MEMORY && limit_of(CU_LIMIT_STACK_SIZE) == 4096 && agrees(0), "beyond the share they are refused, and nothing changes");
     check(box_refusals(0) == refusals + 1, "which counts");
-    check(CALL(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, 1 << 30) == CUDA_ERROR_OUT_OF_MEMORY && CALL(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, SIZE_MAX) == CUDA_ERROR_OUT_OF_MEMORY && agrees(0), "however large they are to be");
+    check(CALL(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, 1 << 30) == CUDA_ERROR_INVALID_VALUE && CALL(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, SIZE_MAX) == CUDA_ERROR_INVALID_VALUE && limit_of(CU_LIMIT_STACK_SIZE) == 4096 && agrees(0),
+          "such as no thread can have are the driver's to refuse");
+    check(CALL(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, 512 << 10) == CUDA_ERROR_OUT_OF_MEMORY && limit_of(CU_LIMIT_STACK_SIZE) == 4096 && agrees(0), "and the largest of all the share's");
     check(CALL(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, 100) == CUDA_SUCCESS && truth(0, getpid()) == bare && agrees(0), "smaller ones give back");
     check(CALL(cuCtxSetLimit)(CU_LIMIT_PRINTF_FIFO_SIZE, 101 * MIB) == CUDA_SUCCESS && truth(0, getpid()) == bare + 94 * MIB && agrees(0), "a FIFO is charged as it is taken");
     check(CALL(cuCtxSetLimit)(CU_LIMIT_MALLOC_HEAP_SIZE, 1008 * MIB) == CUDA_SUCCESS && truth(0, getpid()) == bare + 94 * MIB && box_used(0) == bare + 1094 * MIB, "a heap is charged though it will be made later");

@@ -138,5 +138,23 @@ for seed in 1 2 3; do
     fi
     rm -f "$bare" "$shared"
 done
+
+# What the driver says no to, with the code by which it says so.
+for driver in 535.104.05 570.86.10 580.65.06; do
+    bare=$(mktemp) shared=$(mktemp)
+    "$soft/softgpu" destroy "$root" > /dev/null 2>&1
+    "$soft/softgpu" init "$root" --card a100-80 --card a30 --driver "$driver" > "$output" 2>&1 || cat "$output"
+    run "bare codes, driver $driver" env LD_LIBRARY_PATH="$(echo "$root"/usr/lib/*)" "$folder/codes_test" "$bare"
+    cards='--card a100-80 --card a30'
+    on_soft "codes" "$driver" "$folder/codes_test" "$shared" 8000 420
+    if [ -s "$bare" ] && cmp -s "$bare" "$shared"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "not ok - driver $driver: with a share codes are others, first here:"
+        diff "$bare" "$shared" | head -20
+    fi
+    rm -f "$bare" "$shared"
+done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

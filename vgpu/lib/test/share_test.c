@@ -135,7 +135,8 @@ SCENARIO(pitch_and_managed) {
     check(a.cuMemAllocPitch_v2(&untouched, &pitch, 1024, 400 * 1024, 16) == CUDA_ERROR_OUT_OF_MEMORY && untouched == 5 && pitch == before,
           "and refused when that doesn't fit");
     check(info(&a).free == start && truth->used[0] == CONTEXT_MIB * MIB, "with nothing left behind");
-    check(a.cuMemAllocPitch_v2(&untouched, &pitch, SIZE_MAX, SIZE_MAX, 4) == CUDA_ERROR_OUT_OF_MEMORY, "sizes that overflow are refused");
+    check(a.cuMemAllocPitch_v2(&untouched, &pitch, SIZE_MAX, SIZE_MAX, 4) == CUDA_ERROR_INVALID_VALUE && untouched == 5 && pitch == before && info(&a).free == start,
+          "sizes that overflow are the driver's to refuse");
 
     check(a.cuMemAllocManaged(&p, 100 * MIB, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS && start - info(&a).free == 100 * MIB,
           "managed memory is charged in full");
