@@ -22,11 +22,7 @@ static CUresult ask_uuid(const struct carve_driver *d, CUdevice device, CUuuid *
 
 static int look_up_device(const struct carve_driver *d, struct carve_state *s, CUdevice device) {
     CUuuid uuid;
-    struct carve_limits_bank bank;
-    if (ask_uuid(d, device, &uuid) != CUDA_SUCCESS || !carve_limits_take(s->limits, &bank)) {
-        return -1;
-    }
-    return carve_limits_find(&bank, uuid.bytes);
+    return ask_uuid(d, device, &uuid) == CUDA_SUCCESS ? carve_limits_find(s->limits, uuid.bytes) : -1;
 }
 
 bool carve_device_denied(const struct carve_driver *d, CUdevice device) {
@@ -182,9 +178,8 @@ static void list_remove(struct carve_context *c) { __atomic_store_n(&c->handle, 
 
 /* ---------------------------------------------------------------------------------------- opening */
 
-static uint32_t expected_units(const struct carve_limits_bank *bank, unsigned card) {
-    uint64_t bytes = bank->cards[card].context_bytes;
-    return carve_units_up(bytes != 0 ? bytes : CARVE_CONTEXT_GUESS_BYTES);
+static uint32_t expected_units(const struct carve_limits_card *card) {
+    return carve_units_up(card->context_bytes != 0 ? card->context_bytes : CARVE_CONTEXT_GUESS_BYTES);
 }
 
 /* Whether this context is all that this process has charged on the card. Then nothing of it can change on the
@@ -198,18 +193,16 @@ static bool alone(struct carve_opening *opening) {
 }
 
 bool carve_context_open(const struct carve_driver *d, CUdevice device, struct carve_opening *opening) {
-    struct carve_limits_bank bank;
+    struct carve_limits_facts facts;
+    struct carve_limits_card about;
     *opening = (struct carve_opening){.s = carve_state(), .device = device};
     struct carve_state *s = opening->s;
-    if (s == NULL || !carve_limits_take(s->limits, &bank)) {
-        return false;
-    }
-    int card = carve_device_card(d, s, device);
-    if (card < 0) {
+    int card = s != NULL ? carve_device_card(d, s, device) : -1;
+    if (card < 0 || !carve_limits_card(s->limits, (unsigned)card, &facts, &about)) {
         return false;
     }
     opening->card = (unsigned)card;
-    uint32_t units = expected_units(&bank, opening->card);
+    uint32_t units = expected_units(&about);
     if (!carve_obtain(d, s, opening->card, units, carve_units_bytes(units))) {
         return false;
     }
@@ -227,10 +220,11 @@ void carve_context_abort(struct carve_opening *opening) {
 
 /* What the driver took for the context, where that can be told; else what was expected. */
 static bool settle(struct carve_opening *opening) {
-    struct carve_limits_bank bank;
+    struct carve_limits_facts facts;
+    struct carve_limits_card about;
     uint32_t units;
-    if (!opening->alone || !carve_limits_take(opening->s->limits, &bank) || (bank.flags & CARVE_LIMITS_SELF_VISIBLE) == 0 ||
-        !carve_measure(bank.cards[opening->card].uuid, &units) || !alone(opening)) {
+    if (!opening->alone || !carve_limits_card(opening->s->limits, opening->card, &facts, &about) || (facts.flags & CARVE_LIMITS_SELF_VISIBLE) == 0 ||
+        !carve_measure(about.uuid, &units) || !alone(opening)) {
         return false;
     }
     carve_correct(opening->s, opening->card, (int64_t)units - (int64_t)opening->units);
@@ -420,24 +414,31 @@ void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgre
 /* ---------------------------------------------------------------------------------------- following */
 
 void carve_contexts_follow_slow(struct carve_state *s) {
-    struct carve_limits_bank bank;
-    if (!carve_limits_take(s->limits, &bank)) {
+    struct carve_limits_facts facts, seen;
+    struct carve_limits_card about;
+    if (!carve_limits_facts(s->limits, &facts)) {
         return; /* requests are refused until it is valid again */
     }
+    bool whole = true;
     carve_lock(&s->contexts_lock);
     for (uint32_t i = 0; i < s->contexts_high; i++) {
         struct carve_context *c = &s->contexts[i];
-        if (c->handle == NULL || c->measured || c->green != NULL || bank.cards[c->card].context_bytes == 0) {
+        if (c->handle == NULL || c->measured || c->green != NULL) {
             continue;
         }
-        uint32_t units = expected_units(&bank, (unsigned)c->card);
-        int64_t more = (int64_t)units - (int64_t)c->units;
+        if (!carve_limits_card(s->limits, (unsigned)c->card, &seen, &about) || seen.generation != facts.generation) {
+            whole = false; /* it is being changed: at the next call */
+            break;
+        }
+        int64_t more = about.context_bytes == 0 ? 0 : (int64_t)expected_units(&about) - (int64_t)c->units;
         if (more != 0) {
-            c->units = units;
+            c->units = (uint32_t)((int64_t)c->units + more);
             carve_correct(s, (unsigned)c->card, more);
             carve_note_context(s, (unsigned)c->card, more);
         }
     }
     carve_unlock(&s->contexts_lock);
-    __atomic_store_n(&s->seen_generation, bank.generation, __ATOMIC_RELAXED);
+    if (whole) {
+        __atomic_store_n(&s->seen_generation, facts.generation, __ATOMIC_RELAXED);
+    }
 }

@@ -51,12 +51,13 @@ struct look {
 };
 
 static struct look look(const struct carve_driver *d, struct carve_state *s, unsigned card) {
-    struct carve_limits_bank bank;
+    struct carve_limits_facts facts;
+    struct carve_limits_card about;
     struct carve_account *a = &s->accounts[card];
     struct look l = {0};
     carve_reserves_follow(d); /* pools may give back what nobody has noticed yet */
-    l.good = carve_limits_take(s->limits, &bank) && (bank.flags & CARVE_LIMITS_SELF_VISIBLE) != 0 &&
-             carve_measure(bank.cards[card].uuid, &l.there);
+    l.good = carve_limits_card(s->limits, card, &facts, &about) && (facts.flags & CARVE_LIMITS_SELF_VISIBLE) != 0 &&
+             carve_measure(about.uuid, &l.there);
     carve_lock(&a->lock);
     l.used = a->used;
     l.pending = a->pending;

@@ -3,8 +3,9 @@
  * limit. */
 #include "start.h"
 
+#include "contexts.h"
 #include "limits.h"
-#include "state.h"
+#include "measure.h"
 
 uint32_t carve_start_refused;
 
@@ -31,24 +32,11 @@ static bool held(const struct carve_driver *d, const struct carve_limits_card *c
     return allowed == 0 || (d->cuDeviceGetAttribute != NULL && d->cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) == CUDA_SUCCESS && count > 0 && (uint32_t)count <= allowed);
 }
 
-static bool any_client(const struct carve_limits_bank *bank) {
-    for (uint32_t i = 0; i < bank->card_count; i++) {
-        if (bank->cards[i].mps_percent != 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A copy is enough: this process' state begins with its first context, not here. One that was made while the agent
- * was writing has a wrong checksum or generation. */
-static bool read_limits(struct carve_limits_bank *bank) {
-    struct carve_limits limits;
-    for (int tries = 0; tries < 16; tries++) {
-        if (carve_read_file(CARVE_LIMITS_AT, &limits, sizeof limits, 0) != (long)sizeof limits) {
-            return false;
-        }
-        if (carve_limits_take(&limits, bank)) {
+static bool any_client(const struct carve_limits *limits) {
+    struct carve_limits_facts facts;
+    struct carve_limits_card about;
+    for (unsigned card = 0; carve_limits_card(limits, card, &facts, &about); card++) {
+        if (about.mps_percent != 0) {
             return true;
         }
     }
@@ -56,31 +44,27 @@ static bool read_limits(struct carve_limits_bank *bank) {
 }
 
 /* The driver is asked even where the variables are there: they are the program's. */
-static bool all_held(const struct carve_driver *d) {
-    struct carve_limits_bank bank;
+static bool all_held(const struct carve_driver *d, struct carve_state *s) {
     int devices = 0;
-    if (!read_limits(&bank) || !any_client(&bank)) {
-        return true; /* without limits nothing is to be had anyway */
+    if (!any_client(s->limits)) {
+        return true;
     }
     if (d->cuDeviceGetCount == NULL || d->cuDeviceGet == NULL || d->cuDeviceGetCount(&devices) != CUDA_SUCCESS) {
         return false;
     }
     for (int i = 0; i < devices; i++) {
         CUdevice device;
-        CUuuid uuid;
-        CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+        struct carve_limits_facts facts;
+        struct carve_limits_card about;
         if (d->cuDeviceGet(&device, i) != CUDA_SUCCESS) {
             return false;
         }
-        if (d->cuDeviceGetUuid_v2 != NULL) {
-            result = d->cuDeviceGetUuid_v2(&uuid, device);
-        }
-        if (result != CUDA_SUCCESS && d->cuDeviceGetUuid != NULL) {
-            result = d->cuDeviceGetUuid(&uuid, device);
-        }
-        int card = result == CUDA_SUCCESS ? carve_limits_find(&bank, uuid.bytes) : -1;
+        int card = carve_device_card(d, s, device);
         /* On a card that the limits don't name nothing can be had. */
-        if (card >= 0 && bank.cards[card].mps_percent != 0 && !held(d, &bank.cards[card], device)) {
+        if (card < 0) {
+            continue;
+        }
+        if (!carve_limits_card(s->limits, (unsigned)card, &facts, &about) || (about.mps_percent != 0 && !held(d, &about, device))) {
             return false;
         }
     }
@@ -96,7 +80,14 @@ CARVE_EXPORT CUresult cuInit(unsigned int flags) {
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    bool good = all_held(d);
+    /* Whatever needs a file is opened now: programs shut themselves in once they have what they need. A slot comes with
+     * the first charge. Without limits nothing is to be had anyway, as long as there are none. */
+    struct carve_limits_facts facts;
+    struct carve_state *s = carve_state();
+    if (s != NULL && carve_limits_facts(s->limits, &facts) && (facts.flags & CARVE_LIMITS_SELF_VISIBLE) != 0) {
+        carve_measure_prepare();
+    }
+    bool good = s == NULL || all_held(d, s);
     /* The driver has started all the same: contexts are refused from here on, too. */
     __atomic_store_n(&carve_start_refused, good ? 0 : 1, __ATOMIC_RELAXED);
     return good ? CUDA_SUCCESS : CUDA_ERROR_MPS_CONNECTION_FAILED;

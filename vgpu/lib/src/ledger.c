@@ -29,13 +29,14 @@ uint32_t carve_limit(struct carve_state *s, unsigned card) {
 }
 
 uint32_t carve_card_flags(struct carve_state *s, unsigned card) {
-    struct carve_limits_bank bank;
-    return carve_limits_take(s->limits, &bank) && card < bank.card_count ? bank.cards[card].flags : 0;
+    struct carve_limits_facts facts;
+    struct carve_limits_card about;
+    return carve_limits_card(s->limits, card, &facts, &about) ? about.flags : 0;
 }
 
 bool carve_limits_readable(struct carve_state *s) {
-    struct carve_limits_bank bank;
-    return carve_limits_take(s->limits, &bank);
+    struct carve_limits_facts facts;
+    return carve_limits_facts(s->limits, &facts);
 }
 
 static uint64_t residual(struct carve_state *s, unsigned card) {

@@ -59,7 +59,7 @@ void carve_note_context(struct carve_state *s, unsigned card, int64_t units);
 /* Limit of a card in units; 0 where the limits file is not valid or doesn't name the card. */
 uint32_t carve_limit(struct carve_state *s, unsigned card);
 
-/* CARVE_CARD_* of a card; 0 where the limits file is not valid. Copies and checks the whole bank. */
+/* CARVE_CARD_* of a card; 0 where the limits file is not valid. Checks the whole bank. */
 uint32_t carve_card_flags(struct carve_state *s, unsigned card);
 
 /* Whether the limits file is valid at present. */

@@ -7,12 +7,23 @@
 
 #include "carve_region.h"
 
-/* Copies the bank in force; false where the file is not a valid one. Never waits: it gives up after a few
- * tries if the writer changes generations faster than it can copy. */
-bool carve_limits_take(const struct carve_limits *limits, struct carve_limits_bank *bank);
+/* All of these look at the bank in force, and say no where the file is not a valid one. They never wait: they give up
+ * after a few tries if the writer changes generations faster than they can read. They copy no bank: a thread of the
+ * program may have next to no stack. */
+
+/* What a bank says of no card. */
+struct carve_limits_facts {
+    uint64_t generation;
+    uint32_t card_count;
+    uint32_t flags; /* CARVE_LIMITS_* */
+};
+bool carve_limits_facts(const struct carve_limits *limits, struct carve_limits_facts *facts);
+
+/* What it says of a card; false also where it doesn't have so many. */
+bool carve_limits_card(const struct carve_limits *limits, unsigned card, struct carve_limits_facts *facts, struct carve_limits_card *about);
 
 /* The card with that UUID, or -1. */
-int carve_limits_find(const struct carve_limits_bank *bank, const uint8_t uuid[16]);
+int carve_limits_find(const struct carve_limits *limits, const uint8_t uuid[16]);
 
 /* The driver's page: see pointers.h. */
 #define CARVE_PAGE_SHIFT 21

@@ -9,8 +9,11 @@
 #define CARVE_NVML_AT "/usr/lib/carve/driver/libnvidia-ml.so.1"
 #endif
 
+/* Loads NVML, which stays from then on. */
+void carve_measure_prepare(void);
+
 /* Reads this process' own line in the real NVML's process list of the card, in units rounded up. False where
- * NVML isn't there or doesn't list this process under its own pid. It loads NVML and starts and stops it,
+ * NVML isn't there, can't be started or doesn't list this process under its own pid. It starts and stops NVML,
  * which can take tens of milliseconds: only for limits that say that it will be answered. */
 bool carve_measure(const uint8_t uuid[16], uint32_t *units);
 

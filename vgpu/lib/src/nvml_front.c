@@ -70,32 +70,50 @@ struct view {
     uint64_t residual_bytes;
 };
 
-static enum about look(const struct nvml *n, nvmlDevice_t device, struct view *view) {
-    struct carve_limits limits;
-    struct carve_limits_bank bank;
-    char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
-    uint8_t uuid[16];
+/* A valid copy of the limits file; NULL: there is none to be had. Not on the stack, of which the program's thread may
+ * have next to nothing. */
+static struct carve_limits *read_limits(void) {
+    struct carve_limits_facts facts;
+    struct carve_limits *limits = carve_map_private(sizeof *limits);
     /* A copy read while the agent was writing has a wrong checksum or generation: read it again. */
-    for (int tries = 0;; tries++) {
-        if (tries == 16 || carve_read_file(CARVE_LIMITS_AT, &limits, sizeof limits, 0) != (long)sizeof limits) {
-            return ABOUT_UNREADABLE;
-        }
-        if (carve_limits_take(&limits, &bank)) {
-            break;
+    for (int tries = 0; limits != NULL && tries < 16 && carve_read_file(CARVE_LIMITS_AT, limits, sizeof *limits, 0) == (long)sizeof *limits; tries++) {
+        if (carve_limits_facts(limits, &facts)) {
+            return limits;
         }
     }
+    if (limits != NULL) {
+        carve_unmap(limits, sizeof *limits);
+    }
+    return NULL;
+}
+
+static enum about look_at(const struct nvml *n, const struct carve_limits *limits, nvmlDevice_t device, struct view *view) {
+    struct carve_limits_facts facts;
+    struct carve_limits_card about;
+    char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    uint8_t uuid[16];
     if (n->nvmlDeviceGetUUID == NULL || n->nvmlDeviceGetUUID(device, text, sizeof text) != NVML_SUCCESS ||
         !carve_uuid_read(text, uuid)) {
         return ABOUT_NO_SHARE;
     }
-    int card = carve_limits_find(&bank, uuid);
-    if (card < 0) {
+    int card = carve_limits_find(limits, uuid);
+    if (card < 0 || !carve_limits_card(limits, (unsigned)card, &facts, &about)) {
         return ABOUT_NO_SHARE;
     }
     view->card = (uint32_t)card;
-    view->limit_bytes = carve_units_bytes(carve_units_down(bank.cards[card].limit_bytes));
-    view->residual_bytes = limits.live[card].residual_bytes;
+    view->limit_bytes = carve_units_bytes(carve_units_down(about.limit_bytes));
+    view->residual_bytes = limits->live[card].residual_bytes;
     return ABOUT_SHARE;
+}
+
+static enum about look(const struct nvml *n, nvmlDevice_t device, struct view *view) {
+    struct carve_limits *limits = read_limits();
+    if (limits == NULL) {
+        return ABOUT_UNREADABLE;
+    }
+    enum about about = look_at(n, limits, device, view);
+    carve_unmap(limits, sizeof *limits);
+    return about;
 }
 
 /* Calls visit for each slot that holds a charge on the card. */
@@ -115,7 +133,7 @@ static uint32_t high_water(void) {
 }
 
 static void visit(struct visitor *v, uint32_t card) {
-    enum { AT_ONCE = 16 };
+    enum { AT_ONCE = 8 };
     struct carve_usage_line lines[AT_ONCE];
     struct carve_process process;
     uint32_t high = high_water();
@@ -235,10 +253,10 @@ static nvmlReturn_t own_processes(const struct nvml *n, nvmlDevice_t device, uns
     return v.count > v.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* Asks the driver for the number alone: for its opinion on device and count. */
+/* Asks the driver for the number alone: for its opinion on device and count, and on a list that isn't there. */
 #define DRIVERS_OPINION(function, device, count)                                    \
     const struct nvml *n = real_nvml();                                             \
-    unsigned int drivers = 0;                                                       \
+    unsigned int drivers = (count) == NULL || lines != NULL ? 0 : *(count);         \
     if (n->function == NULL) {                                                      \
         return NVML_ERROR_FUNCTION_NOT_FOUND;                                       \
     }                                                                               \
@@ -314,9 +332,20 @@ struct own_pids {
     unsigned int pids[CARVE_MAX_SLOTS];
 };
 
-static nvmlReturn_t find_own(const struct nvml *n, nvmlDevice_t device, struct own_pids *own) {
+/* Not on the stack, as above; NULL, and why in *result. */
+static struct own_pids *find_own(const struct nvml *n, nvmlDevice_t device, nvmlReturn_t *result) {
+    struct own_pids *own = carve_map_private(sizeof *own);
+    if (own == NULL) {
+        *result = NVML_ERROR_UNKNOWN;
+        return NULL;
+    }
     own->count = CARVE_MAX_SLOTS;
-    return own_processes(n, device, &own->count, own->pids, put_pid);
+    *result = own_processes(n, device, &own->count, own->pids, put_pid);
+    if (*result != NVML_SUCCESS) {
+        carve_unmap(own, sizeof *own);
+        return NULL;
+    }
+    return own;
 }
 
 static bool is_own(const struct own_pids *own, unsigned int pid) {
@@ -331,7 +360,6 @@ static bool is_own(const struct own_pids *own, unsigned int pid) {
 CARVE_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
                                                           unsigned int *count, unsigned long long since) {
     const struct nvml *n = real_nvml();
-    struct own_pids own;
     if (n->nvmlDeviceGetProcessUtilization == NULL) {
         return NVML_ERROR_FUNCTION_NOT_FOUND;
     }
@@ -339,12 +367,15 @@ CARVE_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, n
     if (result != NVML_SUCCESS || samples == NULL) {
         return result; /* how much room is needed: for all of the card, which is enough */
     }
-    result = find_own(n, device, &own);
+    struct own_pids *own = find_own(n, device, &result);
     unsigned int kept = 0;
     for (unsigned int i = 0; result == NVML_SUCCESS && i < *count; i++) {
-        if (is_own(&own, samples[i].pid)) {
+        if (is_own(own, samples[i].pid)) {
             samples[kept++] = samples[i];
         }
+    }
+    if (own != NULL) {
+        carve_unmap(own, sizeof *own);
     }
     *count = kept;
     return result == NVML_SUCCESS && kept == 0 ? NVML_ERROR_NOT_FOUND : result;
@@ -352,7 +383,6 @@ CARVE_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, n
 
 CARVE_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info) {
     const struct nvml *n = real_nvml();
-    struct own_pids own;
     if (n->nvmlDeviceGetProcessesUtilizationInfo == NULL) {
         return NVML_ERROR_FUNCTION_NOT_FOUND;
     }
@@ -360,12 +390,15 @@ CARVE_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t dev
     if (result != NVML_SUCCESS || info->procUtilArray == NULL) {
         return result;
     }
-    result = find_own(n, device, &own);
+    struct own_pids *own = find_own(n, device, &result);
     unsigned int kept = 0;
     for (unsigned int i = 0; result == NVML_SUCCESS && i < info->processSamplesCount; i++) {
-        if (is_own(&own, info->procUtilArray[i].pid)) {
+        if (is_own(own, info->procUtilArray[i].pid)) {
             info->procUtilArray[kept++] = info->procUtilArray[i];
         }
+    }
+    if (own != NULL) {
+        carve_unmap(own, sizeof *own);
     }
     info->processSamplesCount = kept;
     return result == NVML_SUCCESS && kept == 0 ? NVML_ERROR_NOT_FOUND : result;

@@ -38,14 +38,14 @@ static const struct carve_limits *map_limits(size_t *bytes) {
 }
 
 static bool map_files(struct carve_state *s) {
-    struct carve_limits_bank bank;
+    struct carve_limits_facts facts;
     size_t bytes;
     const struct carve_limits *limits = map_limits(&bytes);
     if (limits == NULL) {
         return false;
     }
     struct carve_usage *usage = NULL;
-    if (carve_limits_take(limits, &bank)) {
+    if (carve_limits_facts(limits, &facts)) {
         usage = carve_map_file(CARVE_USAGE_AT, sizeof *usage, true);
     }
     if (usage != NULL && !usage_valid(usage)) {
@@ -57,10 +57,11 @@ static bool map_files(struct carve_state *s) {
         return false;
     }
     s->compute = bytes > CARVE_COMPUTE_AT ? (const struct carve_compute_card *)((const uint8_t *)limits + CARVE_COMPUTE_AT) : NULL;
+    s->self = carve_self();
     s->limits = limits;
     s->usage = usage;
-    s->good_generation = bank.generation;
-    s->seen_generation = bank.generation;
+    s->good_generation = facts.generation;
+    s->seen_generation = facts.generation;
     return true;
 }
 
@@ -85,12 +86,12 @@ struct carve_state *carve_state_slow(void) {
 }
 
 bool carve_limits_good(struct carve_state *s, uint64_t generation) {
-    struct carve_limits_bank bank;
-    if (!carve_limits_take(s->limits, &bank)) {
+    struct carve_limits_facts facts;
+    if (!carve_limits_facts(s->limits, &facts)) {
         return false;
     }
-    __atomic_store_n(&s->good_generation, bank.generation, __ATOMIC_RELEASE);
-    return bank.generation == generation;
+    __atomic_store_n(&s->good_generation, facts.generation, __ATOMIC_RELEASE);
+    return facts.generation == generation;
 }
 
 /* ------------------------------------------------------------------------------------------- slots */
@@ -207,18 +208,18 @@ static void mark_predecessors(struct carve_state *s, const struct carve_identity
 }
 
 bool carve_slot_slow(struct carve_state *s) {
-    struct carve_limits_bank bank;
-    if (!carve_limits_take(s->limits, &bank)) {
+    struct carve_limits_facts facts;
+    if (!carve_limits_facts(s->limits, &facts)) {
         return false;
     }
     carve_lock(&s->attach_lock);
     if (s->slot_taken == 0) {
-        struct carve_identity self = carve_self();
+        const struct carve_identity self = s->self;
         CARVE_STEP("claim");
-        uint32_t slot = claim(s, bank.card_count, &self);
+        uint32_t slot = claim(s, facts.card_count, &self);
         CARVE_STEP("claimed");
         if (slot < CARVE_MAX_SLOTS) {
-            for (uint32_t c = 0; c < bank.card_count; c++) {
+            for (uint32_t c = 0; c < facts.card_count; c++) {
                 /* What a former owner left; its charge is zero. */
                 s->usage->lines[c][slot] = (struct carve_usage_line){0};
             }

@@ -208,6 +208,7 @@ struct carve_state {
     uint32_t slot;
     uint32_t high_water; /* largest ever seen: the file's may be scribbled over */
 
+    struct carve_identity self; /* as the slot will have it: a program may shut itself in before it takes one */
     const struct carve_limits *limits;
     const struct carve_compute_card *compute; /* NULL: the limits file ends after its first page */
     struct carve_usage *usage;
@@ -245,7 +246,8 @@ enum {
 };
 
 /* The state of this process with both files mapped, or NULL where they can't be: then the caller refuses
- * what would need them. A later call tries again. */
+ * what would need them. A later call tries again. cuInit is the first that asks for it, and from then on no file is
+ * opened and no descriptor needed. */
 struct carve_state *carve_state_slow(void);
 extern struct carve_state *carve_state_now;
 

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #ifndef MADV_WIPEONFORK
@@ -74,6 +75,62 @@ void carve_unmap(void *memory, size_t bytes) {
     (void)munmap(memory, bytes);
     errno = saved;
 }
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PLAIN_CALL 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define PLAIN_CALL 1
+#endif
+#endif
+
+#ifdef PLAIN_CALL
+bool carve_on_own_stack(void (*work)(void *), void *argument) {
+    work(argument);
+    return true;
+}
+#else
+enum { OWN_STACK_BYTES = 512 << 10, GUARD_BYTES = 64 << 10 }; /* no page is larger */
+
+/* What a stack begins with: contexts are some KiB on some machines, too large for the thread's. */
+struct own_stack {
+    ucontext_t back, there;
+    void (*work)(void *);
+    void *argument;
+};
+
+/* Arguments of makecontext are ints. */
+static void begin_there(unsigned int high, unsigned int low) {
+    struct own_stack *own = (struct own_stack *)((uintptr_t)high << 32 | low);
+    own->work(own->argument);
+}
+
+bool carve_on_own_stack(void (*work)(void *), void *argument) {
+    int saved = errno, state;
+    char *memory = map_anonymous(OWN_STACK_BYTES);
+    if (memory == NULL) {
+        errno = saved;
+        return false;
+    }
+    struct own_stack *own = (struct own_stack *)(memory + OWN_STACK_BYTES) - 1;
+    own->work = work;
+    own->argument = argument;
+    (void)mprotect(memory, GUARD_BYTES, PROT_NONE);
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    bool good = getcontext(&own->there) == 0;
+    if (good) {
+        own->there.uc_link = &own->back;
+        own->there.uc_stack.ss_sp = memory + GUARD_BYTES;
+        own->there.uc_stack.ss_size = (size_t)((char *)own - memory) / 64 * 64 - GUARD_BYTES;
+        makecontext(&own->there, (void (*)(void))begin_there, 2, (unsigned int)((uintptr_t)own >> 32), (unsigned int)(uintptr_t)own);
+        good = swapcontext(&own->back, &own->there) == 0;
+    }
+    (void)pthread_setcancelstate(state, &state);
+    carve_unmap(memory, OWN_STACK_BYTES);
+    errno = saved;
+    return good;
+}
+#endif
 
 long carve_read_file(const char *path, void *buffer, size_t bytes, uint64_t offset) {
     int saved = errno;
@@ -148,7 +205,7 @@ struct stat_fields {
 
 /* Field 2 is the program's name in parentheses and may hold anything, so fields are counted from the last one. */
 static bool read_stat(const char *path, struct stat_fields *fields) {
-    char text[1024];
+    char text[640]; /* 22 numbers and a name are less */
     long n = carve_read_file(path, text, sizeof text, 0);
     if (n <= 0) {
         return false;

@@ -33,6 +33,11 @@ void *carve_map_file(const char *path, size_t bytes, bool writable);
  * *wiped is false where the kernel can't do that; then the caller compares carve_pid. NULL: no memory. */
 void *carve_map_wiped(size_t bytes, bool *wiped);
 
+/* Calls work on a stack of its own of 512 KiB: for calls into libraries that may want more than is left of the thread's,
+ * which can be all but 16 KiB and without a guard behind it. The thread isn't cancelled meanwhile. False, and it wasn't
+ * called, where there is no memory. Under sanitizers, which would have to be told, it is a plain call. */
+bool carve_on_own_stack(void (*work)(void *), void *argument);
+
 /* Zeroed memory that a forked child doesn't have at all. NULL: no memory. */
 void *carve_map_private(size_t bytes);
 void carve_unmap(void *memory, size_t bytes);

@@ -207,9 +207,9 @@ static void nonsense(void) {
     }
 }
 
-static int make_share(void *numbers) {
+static int share_of(void *numbers) {
     const uint64_t *mib = numbers;
-    start(mib[0], mib[0], CARVE_LIMITS_SELF_VISIBLE);
+    make_share(mib[0], mib[0], CARVE_LIMITS_SELF_VISIBLE);
     for (unsigned card = 0; card < 2; card++) {
         box_context(card, mib[1] * MIB);
     }
@@ -242,7 +242,7 @@ int main(int argc, char **argv) {
     }
     if (argc == 4) {
         uint64_t mib[2] = {(uint64_t)atoll(argv[2]), (uint64_t)atoll(argv[3])};
-        check(in_child(make_share, mib) == 0, "a share of %s MiB", argv[2]);
+        check(in_child(share_of, mib) == 0, "a share of %s MiB", argv[2]);
     }
     library = dlopen("libcuda.so.1", RTLD_NOW);
     if (library == NULL) {

@@ -21,7 +21,7 @@ __attribute__((unused)) static uint64_t (*clock_ns)(void);
 
 /* A share of card 0, by the file that the agent would make. */
 __attribute__((unused)) static struct api with_share(uint32_t ppm) {
-    struct api a = start(8000, 8000, CARVE_LIMITS_SELF_VISIBLE);
+    make_share(8000, 8000, CARVE_LIMITS_SELF_VISIBLE);
     struct carve_limits *l = box_limits();
     for (int bank = 0; bank < 2; bank++) {
         l->banks[bank].cards[0].compute_ppm = ppm;
@@ -33,7 +33,7 @@ __attribute__((unused)) static struct api with_share(uint32_t ppm) {
     }
     l->compute = 1;
     clock_ns = (uint64_t(*)(void))dlsym(dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD), "softgpu_clock_ns");
-    return a;
+    return start_in_share();
 }
 
 #endif

@@ -90,6 +90,9 @@ static void figures(void) {
     check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, &count, NULL) == NVML_ERROR_INSUFFICIENT_SIZE && count == 2, "so does none");
     check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, NULL, list) == NVML_ERROR_INVALID_ARGUMENT, "no place for the number is NVML's to refuse");
     count = 4;
+    check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, &count, NULL) == NVML_ERROR_INVALID_ARGUMENT && CALL(nvmlDeviceGetGraphicsRunningProcesses_v3)(first, &count, NULL) == NVML_ERROR_INVALID_ARGUMENT,
+          "so is no list where there is to be room in it");
+    count = 4;
     check(CALL(nvmlDeviceGetGraphicsRunningProcesses_v3)(first, &count, list) == NVML_SUCCESS && count == 0, "nobody draws");
     if (getenv("TWIN") != NULL) {
         check(CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3) == NULL, "a hook that the driver lacks isn't there");

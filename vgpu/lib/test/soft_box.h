@@ -60,26 +60,41 @@ __attribute__((unused)) static uint64_t truth(int card, pid_t pid) {
     return 0;
 }
 
-/* Limits in the order of the driver's cards, by the UUIDs that it gives. */
-__attribute__((unused)) static struct api start(uint64_t first_mib, uint64_t second_mib, uint32_t flags) {
+/* Limits in the order of the driver's cards, by the UUIDs that it gives. They must be there before the front's cuInit,
+ * which looks for them, as in a container. */
+__attribute__((unused)) static void make_share(uint64_t first_mib, uint64_t second_mib, uint32_t flags) {
     uint64_t limits[2] = {first_mib * MIB, second_mib * MIB};
-    struct api a = api_load("libcuda.so.1");
-    if (a.cuInit(0) != CUDA_SUCCESS) {
-        fprintf(stderr, "cuInit failed\n");
+    (void)dlopen("libcuda.so.1", RTLD_NOW); /* the front, with the driver behind it */
+    void *driver = dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD);
+    if (driver == NULL || ((__typeof__(cuInit) *)dlsym(driver, "cuInit"))(0) != CUDA_SUCCESS) {
+        fprintf(stderr, "the driver's cuInit failed\n");
         exit(3);
     }
     box_make(2, limits, 0);
     for (unsigned i = 0; i < 2; i++) {
         CUuuid uuid;
-        if (((__typeof__(cuDeviceGetUuid_v2) *)dlsym(a.handle, "cuDeviceGetUuid_v2"))(&uuid, (int)i) != CUDA_SUCCESS) {
+        if (((__typeof__(cuDeviceGetUuid_v2) *)dlsym(driver, "cuDeviceGetUuid_v2"))(&uuid, (int)i) != CUDA_SUCCESS) {
             break;
         }
         memcpy(box_limits()->banks[1].cards[i].uuid, uuid.bytes, 16);
         memcpy(box_limits()->banks[0].cards[i].uuid, uuid.bytes, 16);
     }
     box_flags(flags); /* also closes the bank anew */
+}
+
+__attribute__((unused)) static struct api start_in_share(void) {
+    struct api a = api_load("libcuda.so.1");
+    if (a.cuInit(0) != CUDA_SUCCESS) {
+        fprintf(stderr, "cuInit failed\n");
+        exit(3);
+    }
     find_truth(&a);
     return a;
+}
+
+__attribute__((unused)) static struct api start(uint64_t first_mib, uint64_t second_mib, uint32_t flags) {
+    make_share(first_mib, second_mib, flags);
+    return start_in_share();
 }
 
 struct info { size_t free, total; };

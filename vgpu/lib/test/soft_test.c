@@ -413,6 +413,41 @@ static void room_for_one(void) {
     check(failed == 0 && box_refusals(0) == 0 && box_used(0) == 0 && truth(0, getpid()) == 0, "%d threads that want the primary context at once have it, where there is room for one (%u times not)", USERS, failed);
 }
 
+/* A thread with the least stack that there is makes the context, which the front measures by NVML. */
+static void *with_small_stack(void *argument) {
+    CUcontext c;
+    CUdeviceptr p;
+    size_t free_bytes, total;
+    unsigned *good = argument;
+    *good += shared_api.cuDevicePrimaryCtxRetain(&c, 0) == CUDA_SUCCESS;
+    *good += shared_api.cuCtxSetCurrent(c) == CUDA_SUCCESS;
+    *good += shared_api.cuMemAlloc_v2(&p, 4096) == CUDA_SUCCESS;
+    *good += shared_api.cuMemAllocAsync(&p, 4096, NULL) == CUDA_SUCCESS;
+    *good += shared_api.cuMemGetInfo_v2(&free_bytes, &total) == CUDA_SUCCESS;
+    return NULL;
+}
+
+static int make_small_share(void *unused) {
+    (void)unused;
+    make_share(8000, 8000, CARVE_LIMITS_SELF_VISIBLE);
+    return 0;
+}
+
+__attribute__((unused)) static void small_stacks(void) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    unsigned good = 0;
+    /* Nothing else in this process has loaded or started NVML. */
+    check(in_child(make_small_share, NULL) == 0, "a share");
+    shared_api = api_load("libcuda.so.1");
+    check(shared_api.cuInit(0) == CUDA_SUCCESS && pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, 16384) == 0 &&
+              pthread_create(&thread, &attributes, with_small_stack, &good) == 0 && pthread_join(thread, NULL) == 0,
+          "a thread with a stack of 16 KiB");
+    box_open();
+    find_truth(&shared_api);
+    check(good == 5 && box_used(0) != 0 && box_used(0) == truth(0, getpid()), "has the context, as measured, and memory in it (%u of 5; %zu MiB charged)", good, box_used(0) / MIB);
+}
+
 static void processes(void) {
     struct api a = start(2000, 2000, CARVE_LIMITS_SELF_VISIBLE);
     int ready[2], stay[2];
@@ -507,6 +542,9 @@ int main(int argc, char **argv) {
     check(in_child(run, (void *)threads) == 0, "threads: ran to its end");
     check(in_child(run, (void *)primary_by_threads) == 0, "the primary context by threads: ran to its end");
     check(in_child(run, (void *)room_for_one) == 0, "room for one: ran to its end");
+#ifndef UNDER_SANITIZER /* whose frames are larger */
+    check(in_child(run, (void *)small_stacks) == 0, "small stacks: ran to its end");
+#endif
     check(in_child(run, (void *)processes) == 0, "processes: ran to its end");
     check(in_child(run, (void *)shown_by_nvml) == 0, "shown by NVML: ran to its end");
     return tap_done();

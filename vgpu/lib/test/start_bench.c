@@ -23,7 +23,7 @@ static double now(void) {
 
 static int make_files(void *unused) {
     (void)unused;
-    (void)start(1000000, 1000, 0);
+    make_share(1000000, 1000, 0);
     return 0;
 }
 

@@ -98,7 +98,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, int version) {
     int card = index_of(device);
     unsigned int n = 0;
-    if (card < 0 || count == NULL) {
+    if (card < 0 || count == NULL || (infos == NULL && *count != 0)) {
         return NVML_ERROR_INVALID_ARGUMENT;
     }
     for (unsigned int p = 0; p < STUB_PROCESSES; p++) {
