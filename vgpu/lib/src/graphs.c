@@ -4,7 +4,6 @@
 #include "pointers.h"
 #include "reserves.h"
 
-enum { DEEPEST = 8 };
 #define SEGMENT_BYTES (32ull << 20) /* what the driver takes for allocations of a graph, at least */
 
 /* ---- what a graph takes ---- */
@@ -16,9 +15,31 @@ struct range {
 struct ranges {
     struct range *list;
     size_t count, room;
-    CUdevice device; /* of the first one; a graph on several has only these looked at */
+    CUdevice device; /* of the first one; what a graph takes on others is charged once it is there */
+    CUgraph *todo;   /* graphs in graphs, as deep as they go: threads may have next to no stack */
+    size_t todo_count, todo_room;
     bool failed;
 };
+
+static void add_graph(struct ranges *r, CUgraph graph) {
+    if (r->todo_count == r->todo_room) {
+        size_t room = r->todo_room == 0 ? 512 : 2 * r->todo_room;
+        CUgraph *more = carve_map_private(room * sizeof *more);
+        if (more == NULL) {
+            r->failed = true;
+            return;
+        }
+        for (size_t i = 0; i < r->todo_count; i++) {
+            more[i] = r->todo[i];
+        }
+        if (r->todo != NULL) {
+            carve_unmap(r->todo, r->todo_room * sizeof *more);
+        }
+        r->todo = more;
+        r->todo_room = room;
+    }
+    r->todo[r->todo_count++] = graph;
+}
 
 static void add_range(struct ranges *r, uint64_t at, uint64_t bytes) {
     if (r->count == r->room) {
@@ -40,9 +61,9 @@ static void add_range(struct ranges *r, uint64_t at, uint64_t bytes) {
     r->list[r->count++] = (struct range){at, bytes};
 }
 
-static void gather(const struct carve_driver *d, CUgraph graph, struct ranges *r, int depth) {
+static void gather(const struct carve_driver *d, struct carve_state *s, CUgraph graph, struct ranges *r) {
     size_t count = 0;
-    if (depth == DEEPEST || d->cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || count == 0) {
+    if (d->cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || count == 0) {
         return;
     }
     size_t bytes = count * sizeof(CUgraphNode);
@@ -64,10 +85,12 @@ static void gather(const struct carve_driver *d, CUgraph graph, struct ranges *r
             r->device = r->count == 0 ? params.poolProps.location.id : r->device;
             if (params.poolProps.location.id == r->device) {
                 add_range(r, params.dptr, params.bytesize);
+            } else {
+                (void)carve_reserve_find(d, s, NULL, params.poolProps.location.id, true);
             }
         } else if (type == CU_GRAPH_NODE_TYPE_GRAPH && d->cuGraphChildGraphNodeGetGraph != NULL &&
                    d->cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS) {
-            gather(d, child, r, depth + 1);
+            add_graph(r, child);
         }
     }
     carve_unmap(nodes, bytes);
@@ -143,7 +166,12 @@ bool carve_graph_made(const struct carve_driver *d, struct carve_state *s, CUgra
     if (d->cuGraphGetNodes == NULL || d->cuGraphNodeGetType == NULL || d->cuGraphMemAllocNodeGetParams == NULL) {
         return true; /* a driver whose graphs have no memory */
     }
-    gather(d, graph, &r, 0);
+    for (gather(d, s, graph, &r); r.todo_count != 0 && !r.failed;) {
+        gather(d, s, r.todo[--r.todo_count], &r);
+    }
+    if (r.todo != NULL) {
+        carve_unmap(r.todo, r.todo_room * sizeof r.todo[0]);
+    }
     bool good = !r.failed;
     if (good && r.count != 0) {
         int reserve = carve_reserve_find(d, s, NULL, r.device, true);

@@ -325,6 +325,45 @@ static void captured_allocations(void) {
     check(graphs > 50 && refused > 5 && strange == 0, "%u graphs captured, %u refusals, %u strange answers", graphs, refused, strange);
 }
 
+/* Graphs with memory within graphs, however deep, take it as their own (CUDA 12.9 on). */
+static void nested(void) {
+    open_share(1000);
+    __typeof__(cuGraphAddNode_v2) *add = CALL(cuGraphAddNode_v2);
+    unsigned had = 0, refused = 0, over_limit = 0, disagree = 0, made = 0;
+    for (int depth = 0; depth < 40 && add != NULL; depth += 13) {
+        for (int turn = 0; turn < 2; turn++) { /* two of that depth, of which one fits */
+            CUDA_MEM_ALLOC_NODE_PARAMS block = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = (turn == 0 ? 500 : 900) * MIB};
+            CUgraph graph = NULL;
+            CUgraphNode node = NULL, end = NULL;
+            CUgraphExec exec = NULL;
+            bool good = CALL(cuGraphCreate)(&graph, 0) == CUDA_SUCCESS && CALL(cuGraphAddMemAllocNode)(&node, graph, NULL, 0, &block) == CUDA_SUCCESS &&
+                        CALL(cuGraphAddMemFreeNode)(&end, graph, &node, 1, block.dptr) == CUDA_SUCCESS;
+            for (int i = 0; good && i < depth; i++) {
+                CUgraph outer = NULL;
+                CUgraphNodeParams params;
+                memset(&params, 0, sizeof params);
+                params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+                params.graph.graph = graph;
+                params.graph.ownership = 1; /* moved into the other */
+                good = CALL(cuGraphCreate)(&outer, 0) == CUDA_SUCCESS && add(&node, outer, NULL, NULL, 0, &params) == CUDA_SUCCESS;
+                graph = outer;
+            }
+            if (!good || CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0) != CUDA_SUCCESS) {
+                continue; /* a driver that has none of this */
+            }
+            made++;
+            CUstream own;
+            CUresult result = CALL(cuStreamCreate)(&own, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS ? CALL(cuGraphLaunch)(exec, own) : CUDA_ERROR_UNKNOWN;
+            had += result == CUDA_SUCCESS;
+            refused += result == CUDA_ERROR_OUT_OF_MEMORY;
+            (void)CALL(cuStreamSynchronize)(own);
+            over_limit += over();
+            disagree += box_used(0) != truth(0, getpid());
+        }
+    }
+    check(over_limit == 0 && disagree == 0 && had == made / 2 && refused == had && (made == 8 || add == NULL || made == 2), "%u nested graphs with memory: %u launched, %u refused, never more than the share (%u times it was, %u times the ledger was wrong)", made, had, refused, over_limit, disagree);
+}
+
 static int run(void *scenario) {
     ((void (*)(void))scenario)();
     return 0;
@@ -337,6 +376,7 @@ int main(void) {
     check(in_child(run, (void *)launched_into_a_capture) == 0, "launched into a capture: ran to its end");
     check(in_child(run, (void *)after_its_context) == 0, "after its context: ran to its end");
     check(in_child(run, (void *)not_destroyed) == 0, "not destroyed: ran to its end");
+    check(in_child(run, (void *)nested) == 0, "nested: ran to its end");
     check(in_child(run, (void *)captured_allocations) == 0, "captured allocations: ran to its end");
     return tap_done();
 }
