@@ -77,6 +77,84 @@ static bool grow_pages(struct carve_pointers *t) {
     return true;
 }
 
+/* ---- maps of pages ---- */
+
+_Static_assert(CARVE_PAGE_UNITS == 64 * 64, "a map has a bit for each unit of a page");
+
+static inline struct carve_page_map *map_at(const struct carve_pointers *t, uint32_t map) { return &t->maps[map - 1]; }
+
+/* Whether one more can be had; makes room for it. */
+static bool map_to_be_had(struct carve_pointers *t) {
+    if (t->free_map != 0 || t->map_count < t->map_room) {
+        return true;
+    }
+    uint32_t room = t->map_room == 0 ? 128 : 2 * t->map_room;
+    struct carve_page_map *more = room > 1u << 24 ? NULL : carve_map_private(sizeof *more * room);
+    if (more == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < t->map_count; i++) {
+        more[i] = t->maps[i];
+    }
+    if (t->maps != NULL) {
+        carve_unmap(t->maps, sizeof *more * t->map_room);
+    }
+    t->maps = more;
+    t->map_room = room;
+    return true;
+}
+
+static uint32_t new_map(struct carve_pointers *t) {
+    uint32_t map = t->free_map;
+    if (map == 0) {
+        return ++t->map_count; /* zeroed, as it was mapped */
+    }
+    t->free_map = (uint32_t)map_at(t, map)->words[0];
+    map_at(t, map)->words[0] = 0;
+    return map;
+}
+
+/* All its bits are zero. */
+static void free_map(struct carve_pointers *t, uint32_t map) {
+    map_at(t, map)->words[0] = t->free_map;
+    t->free_map = map;
+}
+
+static inline void mark(struct carve_page_map *map, const struct carve_pointer *block, bool taken) {
+    uint32_t at = (uint32_t)(block->address >> CARVE_UNIT_SHIFT) % CARVE_PAGE_UNITS, end = at + block->units;
+    for (end = end < CARVE_PAGE_UNITS ? end : CARVE_PAGE_UNITS; at < end;) {
+        uint32_t bit = at % 64, count = end - at < 64 - bit ? end - at : 64 - bit;
+        uint64_t bits = (count == 64 ? UINT64_MAX : ((uint64_t)1 << count) - 1) << bit;
+        map->words[at / 64] = taken ? map->words[at / 64] | bits : map->words[at / 64] & ~bits;
+        at += count;
+    }
+}
+
+/* Whether so many units in a row are free. */
+static bool has_hole(const struct carve_page_map *map, uint32_t units) {
+    uint32_t run = 0;
+    for (uint32_t i = 0; i < 64; i++) {
+        uint64_t word = map->words[i];
+        for (uint32_t left = 64; left != 0;) {
+            uint32_t zeros = word == 0 ? left : (uint32_t)__builtin_ctzll(word);
+            run += zeros < left ? zeros : left;
+            if (run >= units) {
+                return true;
+            }
+            if (zeros >= left) {
+                break; /* goes on in the next word */
+            }
+            left -= zeros;
+            word >>= zeros;
+            uint32_t ones = word == UINT64_MAX ? 64 : (uint32_t)__builtin_ctzll(~word);
+            run = 0;
+            left -= ones < left ? ones : left;
+            word = ones >= 64 ? 0 : word >> ones;
+        }
+    }
+    return false;
+}
+
 /* Frees place i and moves back what was pushed behind it. */
 static void remove_block(struct carve_pointers *t, uint32_t i) {
     uint32_t mask = (1u << t->bits) - 1;
@@ -130,11 +208,12 @@ static bool add_piece(struct carve_pointers *t, const struct carve_pointer *bloc
     struct carve_page *page = &t->pages[find_page(t, page_address(block))];
     bool first = page->address == 0;
     if (first) {
-        *page = (struct carve_page){.address = page_address(block), .context = block->context, .card = block->card};
+        *page = (struct carve_page){.address = page_address(block), .context = block->context, .card = block->card, .map = new_map(t)};
         t->page_count++;
     }
     page->pieces++;
     page->units = (uint16_t)(page->units + block->units);
+    mark(map_at(t, page->map), block, true);
     return first;
 }
 
@@ -145,16 +224,18 @@ static bool drop_piece(struct carve_pointers *t, const struct carve_pointer *blo
     }
     uint32_t i = find_page(t, page_address(block));
     t->pages[i].units = (uint16_t)(t->pages[i].units - block->units);
+    mark(map_at(t, t->pages[i].map), block, false);
     if (--t->pages[i].pieces != 0) {
         return false;
     }
+    free_map(t, t->pages[i].map);
     remove_page(t, i);
     return true;
 }
 
 /* Makes room for one more block, and for one more page where it is a piece. */
 static bool make_room(struct carve_pointers *t, bool piece) {
-    return (!full(t->count, t->bits) || grow_blocks(t)) && (!piece || !full(t->page_count, t->page_bits) || grow_pages(t));
+    return (!full(t->count, t->bits) || grow_blocks(t)) && (!piece || ((!full(t->page_count, t->page_bits) || grow_pages(t)) && map_to_be_had(t)));
 }
 
 bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block, struct carve_put *put) {
@@ -278,29 +359,6 @@ bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carv
     return found;
 }
 
-/* Whether so many units in a row are free in a page. A page of which a piece is just being freed doesn't count:
- * nobody knows whether that one's place is free already. */
-static bool has_hole(const struct carve_pointers *t, const struct carve_page *page, uint32_t units) {
-    uint64_t taken[CARVE_PAGE_UNITS / 64] = {0};
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < 1u << t->bits; i++) {
-        const struct carve_pointer *block = &t->places[i];
-        if (block->address == 0 || block->kind != CARVE_KIND_PIECE || page_address(block) != page->address) {
-            continue;
-        }
-        uint32_t first = (uint32_t)(block->address - page->address) >> CARVE_UNIT_SHIFT;
-        for (uint32_t u = first; u < first + block->units && u < CARVE_PAGE_UNITS; u++) {
-            taken[u / 64] |= (uint64_t)1 << (u % 64);
-        }
-        found += block->units;
-    }
-    uint32_t run = 0;
-    for (uint32_t u = 0; u < CARVE_PAGE_UNITS && run < units; u++) {
-        run = (taken[u / 64] >> (u % 64) & 1) != 0 ? 0 : run + 1;
-    }
-    return found == page->units && run >= units;
-}
-
 bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t context, uint32_t units) {
     enum { MOST_PAGES = 64 };
     struct carve_pointers *t = &s->pointers;
@@ -310,7 +368,7 @@ bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t context,
     for (uint32_t i = 0; t->page_bits != 0 && i < 1u << t->page_bits && !room; i++) {
         const struct carve_page *page = &t->pages[i];
         if (page->address != 0 && page->card == card && page->context == context && page->units + units <= CARVE_PAGE_UNITS) {
-            room = looked++ == MOST_PAGES || has_hole(t, page, units);
+            room = looked++ == MOST_PAGES || has_hole(map_at(t, page->map), units);
         }
     }
     carve_unlock(&t->lock);

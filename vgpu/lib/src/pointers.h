@@ -56,8 +56,8 @@ void carve_pointers_export(struct carve_state *s, uint64_t address);
 bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,
                             uint32_t *cursor);
 
-/* Whether a page at hand, of that context, has a hole of so many units. Looks at all blocks: only for requests
- * that don't fit otherwise. After some dozens of pages whose holes are all too small it says yes without being sure. */
+/* Whether a page at hand, of that context, has a hole of so many units. The place of a block that is
+ * just being freed counts as taken. Looks at all pages: only for requests that don't fit otherwise. After some dozens of pages whose holes are all too small it says yes without being sure. */
 bool carve_pointers_room(struct carve_state *s, unsigned card, uint32_t context, uint32_t units);
 
 #endif

@@ -86,6 +86,12 @@ struct carve_page {
     uint16_t pieces; /* 1 to CARVE_PAGE_UNITS */
     uint16_t units;  /* sum of the pieces, likewise */
     uint8_t card;
+    uint32_t map; /* which units are taken: see carve_page_map */
+};
+
+/* A bit for each unit of a page; of one that is free, the first word is the next free one. */
+struct carve_page_map {
+    uint64_t words[64];
 };
 
 /* The tables of both; see pointers.c. Each has 1 << bits places, or none where bits is 0. */
@@ -97,6 +103,8 @@ struct carve_pointers {
     uint32_t page_bits;
     struct carve_pointer *places;
     struct carve_page *pages;
+    struct carve_page_map *maps;
+    uint32_t map_count, map_room, free_map; /* counted from 1; 0: none */
     uint64_t blocks[CARVE_MAX_CARDS];        /* live ones */
     uint64_t managed_units[CARVE_MAX_CARDS]; /* sum of the managed ones */
     uint64_t uncharged_units[CARVE_MAX_CARDS];
