@@ -64,6 +64,7 @@ run "usage file" inside "$cuda_front" "$folder/usage_test"
 run "NVML" inside "$cuda_front" env TWIN=1 "$folder/nvml_test"
 run "clients of MPS" inside "$cuda_front" "$folder/mps_test"
 run "processes" inside "$cuda_front" "$folder/process_test" "$(realpath "$folder/linked")"
+run "confined programs" inside "$cuda_front" "$folder/confined_test"
 run "interleavings" inside "$folder/libcarve-cuda-steps.so" "$folder/puppet_test"
 run "races" inside "$folder/libcarve-cuda-steps.so" "$folder/race_test" "$seconds"
 
