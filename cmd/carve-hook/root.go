@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-gpu/carve/vgpu/gpu/inroot"
 )
 
 // maxEntries bounds how much of one directory of the image is looked at.
@@ -40,10 +42,7 @@ func (r root) open(p string, flags uint64, mode uint64) (*os.File, error) {
 		// than open, refuses these flags beside O_PATH, which opens nothing.
 		flags |= unix.O_NOCTTY | unix.O_NONBLOCK
 	}
-	fd, err := unix.Openat2(r.fd, p, &unix.OpenHow{
-		Flags: flags | unix.O_CLOEXEC, Mode: mode,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	fd, err := inroot.Open(r.fd, p, flags, mode)
 	if errors.Is(err, unix.ENOSYS) {
 		return nil, errors.New("this kernel has no openat2; Linux 5.6 or later is needed")
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/carve-gpu/carve/vgpu/gpu/inroot"
 	"github.com/carve-gpu/carve/vgpu/region"
 )
 
@@ -115,8 +116,7 @@ func lookInto(proc string, pid int, id string) (inside, error) {
 		id   *fileID
 		page *[]byte
 	}{{limitsInside, &in.limits, &in.page}, {usageInside, &in.usage, nil}} {
-		fd, err := unix.Openat2(root, f.path[1:], &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
-			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		fd, err := inroot.Open(root, f.path[1:], unix.O_PATH|unix.O_NOFOLLOW, 0)
 		if err != nil {
 			return fail(err)
 		}

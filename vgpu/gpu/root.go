@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-gpu/carve/vgpu/gpu/inroot"
 )
 
 // Root is where a driver is installed: "/" on most nodes, "/run/nvidia/driver"
@@ -79,10 +81,7 @@ func (r Root) resolve(path string) (string, error) {
 		return "", fmt.Errorf("open driver root %s: %w", r.Path, err)
 	}
 	defer unix.Close(root)
-	fd, err := unix.Openat2(root, strings.TrimPrefix(path, "/"), &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	fd, err := inroot.Open(root, strings.TrimPrefix(path, "/"), unix.O_PATH, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return "", fmt.Errorf("%s: %w", path, errNotFound)
 	}
