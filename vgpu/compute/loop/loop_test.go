@@ -611,7 +611,12 @@ func contend(t *testing.T, bursts bool, mode compute.Mode) sim.Outcome {
 	}{{"real programs", real}, {"the simulator", simulated}} {
 		t.Logf("%s: over %.2f, under %.2f, mean %.3f points; %d of %d failed; %.1f %% delivered", o.what, o.Over, o.Under, o.Mean, o.Failed, o.Runs, 100*o.Delivered)
 	}
-	if math.Abs(real.Mean-simulated.Mean) > 0.3 || math.Abs(real.Delivered-simulated.Delivered) > 0.02 {
+	// How long programs think is drawn anew by each, so with bursts what they want differs.
+	use := 0.02
+	if bursts {
+		use = 0.05
+	}
+	if math.Abs(real.Mean-simulated.Mean) > 0.3 || math.Abs(real.Delivered-simulated.Delivered) > use {
 		t.Error("programs and simulator don't agree")
 	}
 	return real
