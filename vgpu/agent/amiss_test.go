@@ -159,7 +159,7 @@ func (b *boxed) end() {
 
 // dead reports whether it was killed.
 func (b *boxed) dead() bool {
-	return zombie(b.cmd.Process.Pid)
+	return hasEnded(b.cmd.Process.Pid)
 }
 
 // gone ends it, and tells the agent.

@@ -192,7 +192,7 @@ const (
 
 // standing finds out what a living process is to a slot of a share.
 func (r *reaper) standing(o owner, s share, slot region.Slot, u region.Usage, p region.Process) standing {
-	if !p.Owns(slot) || p.HostPID == os.Getpid() || zombie(p.HostPID) {
+	if !p.Owns(slot) || p.HostPID == os.Getpid() || hasEnded(p.HostPID) {
 		return stranger
 	}
 	m := r.mappings.of(o, p, r.now)

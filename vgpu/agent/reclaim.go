@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -348,7 +347,9 @@ func (a *Agent) tallies(s share) []tally {
 // then living processes that have been its owner, or may have been.
 func (r *reaper) isGone(o owner, s share, slot region.Slot, u region.Usage, t *processTable) (gone bool, was []int) {
 	if pid, ok := r.hostPID[o]; ok {
-		if p, err := region.ReadProcess(procRoot, pid); err == nil {
+		p, err := region.ReadProcess(procRoot, pid)
+		switch {
+		case err == nil:
 			switch r.standing(o, s, slot, u, p) {
 			case ownerIs:
 				return false, nil
@@ -357,6 +358,8 @@ func (r *reaper) isGone(o owner, s share, slot region.Slot, u region.Usage, t *p
 					return true, []int{pid} // no other process has its names
 				}
 			}
+		case s.running && !errors.Is(err, os.ErrNotExist):
+			return false, nil // it can't be read just now
 		}
 		delete(r.hostPID, o)
 	}
@@ -376,6 +379,9 @@ func (r *reaper) isGone(o owner, s share, slot region.Slot, u region.Usage, t *p
 	}
 	if !s.running || len(was) > 0 {
 		return true, was // the whole container is gone, or its processes are seen
+	}
+	if t.partial {
+		return false, nil // it may be the one that can't be read
 	}
 	// No such process is seen. That counts only where this process can see the
 	// container's others; without the node's PID namespace it sees none. An
@@ -402,8 +408,7 @@ func (r *reaper) occupants(uuid string) occupants {
 	}
 	on := occupants{dead: map[int]bool{}, living: map[int]bool{}, usedBytes: s.UsedBytes}
 	for _, p := range s.Processes {
-		_, err := os.Stat(filepath.Join(procRoot, strconv.Itoa(p.PID)))
-		if err != nil || zombie(p.PID) {
+		if hasEnded(p.PID) {
 			on.dead[p.PID] = true
 		} else {
 			on.living[p.PID] = true
@@ -415,6 +420,7 @@ func (r *reaper) occupants(uuid string) occupants {
 // processTable reads the node's processes once, if anyone asks.
 type processTable struct {
 	read      bool
+	partial   bool // some processes couldn't be read
 	processes []region.Process
 	groups    []string // the cgroups of each process, once somebody asked
 	groupsOf  func(pid int) (string, error)
@@ -449,6 +455,7 @@ func (t *processTable) all() []region.Process {
 	t.read = true
 	entries, err := os.ReadDir(procRoot)
 	if err != nil {
+		t.partial = true
 		return nil
 	}
 	for _, e := range entries {
@@ -456,25 +463,23 @@ func (t *processTable) all() []region.Process {
 		if err != nil {
 			continue
 		}
-		if p, err := region.ReadProcess(procRoot, pid); err == nil {
+		p, err := region.ReadProcess(procRoot, pid)
+		switch {
+		case err == nil:
 			t.processes = append(t.processes, p)
+		case !errors.Is(err, os.ErrNotExist):
+			t.partial = true
 		}
 	}
 	return t.processes
 }
 
-// zombie reports whether a process has ended and only its parent doesn't know
-// yet. A process whose first thread has left is none while others run.
-func zombie(pid int) bool {
-	dir := filepath.Join(procRoot, strconv.Itoa(pid))
-	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+// hasEnded reports whether a process has ended, whether its parent knows it or not yet. One that can't be read
+// hasn't: what its slots hold would be given away.
+func hasEnded(pid int) bool {
+	p, err := region.ReadProcess(procRoot, pid)
 	if err != nil {
-		return true
+		return errors.Is(err, os.ErrNotExist)
 	}
-	end := bytes.LastIndexByte(stat, ')')
-	if end < 0 || end+2 >= len(stat) || stat[end+2] != 'Z' {
-		return false
-	}
-	threads, err := os.ReadDir(filepath.Join(dir, "task"))
-	return err != nil || len(threads) <= 1
+	return p.Ended
 }

@@ -227,13 +227,15 @@ func TestTheOwnerOfAnEarlierAttemptIsGone(t *testing.T) {
 		share  share
 		groups []string
 		gone   bool
+		unread bool
 	}{
-		"a process of the container is seen":                {share{running: true, ids: []string{id}}, []string{"0::/init", "3:devices:/kubepods/pod1/" + id}, true},
-		"none is seen":                                      {share{running: true, ids: []string{id}}, []string{"0::/init", "0::/other"}, false},
-		"the runtime hasn't told yet":                       {share{running: true}, []string{"0::/init", "3:devices:/kubepods/pod1/" + id}, false},
-		"no container of it runs, whatever processes there": {share{}, []string{"0::/init", "0::/other"}, true},
+		"a process of the container is seen":                {share{running: true, ids: []string{id}}, []string{"0::/init", "3:devices:/kubepods/pod1/" + id}, true, false},
+		"one is seen, and some can't be read":               {share{running: true, ids: []string{id}}, []string{"0::/init", "3:devices:/kubepods/pod1/" + id}, false, true},
+		"none is seen":                                      {share{running: true, ids: []string{id}}, []string{"0::/init", "0::/other"}, false, false},
+		"the runtime hasn't told yet":                       {share{running: true}, []string{"0::/init", "3:devices:/kubepods/pod1/" + id}, false, false},
+		"no container of it runs, whatever processes there": {share{}, []string{"0::/init", "0::/other"}, true, true},
 	} {
-		table := &processTable{read: true, processes: others, groups: c.groups}
+		table := &processTable{read: true, partial: c.unread, processes: others, groups: c.groups}
 		if got, _ := r.isGone(c.share.owner(slot), c.share, slot, region.Usage{}, table); got != c.gone {
 			t.Errorf("%s: gone is %v", name, got)
 		}
@@ -408,4 +410,36 @@ func TestAnIdleNodeSleeps(t *testing.T) {
 	}
 	n.Adjusted(RuntimeContainer{ID: "again", PodUID: "uid-1", Name: "app"})
 	eventually(t, "looks again", func() bool { return n.looks.Load() >= before+3 })
+}
+
+// A process that can't be read, for want of descriptors here, hasn't ended for that.
+func TestWhoCannotBeReadHasNotEnded(t *testing.T) {
+	self, err := region.ReadProcess(procRoot, os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot := region.Slot{State: region.SlotLive, PID: self.PID, StartTicks: self.StartTicks, PIDNamespace: self.PIDNamespace}
+	s := share{running: true}
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 0, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	ended := hasEnded(self.HostPID)
+	known := &reaper{hostPID: map[owner]int{s.owner(slot): self.HostPID}, lastPID: map[owner]int{}}
+	goneKnown, _ := known.isGone(s.owner(slot), s, slot, region.Usage{}, &processTable{})
+	fresh := &reaper{hostPID: map[owner]int{}, lastPID: map[owner]int{}}
+	table := &processTable{}
+	goneFresh, _ := fresh.isGone(s.owner(slot), s, slot, region.Usage{}, table)
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if ended || goneKnown || goneFresh {
+		t.Errorf("ended %v; gone %v where its pid is known, %v where it isn't", ended, goneKnown, goneFresh)
+	}
+	if !table.partial {
+		t.Error("the table of processes is said to be whole")
+	}
 }

@@ -351,7 +351,7 @@ func (r *reaper) holders(listed []gpu.Process, shares []share) [][]holder {
 			continue // not a share's
 		}
 		process, err := region.ReadProcess(procRoot, p.PID)
-		if err != nil || zombie(p.PID) {
+		if err != nil || process.Ended {
 			continue
 		}
 		out[at] = append(out[at], holder{process, p.UsedBytes})

@@ -39,20 +39,17 @@ func processOf(pid int) (p Process, parent int, err error) {
 	// The name stands in brackets and may have any byte in it.
 	at := bytes.LastIndexByte(b, ')')
 	fields := strings.Fields(string(b[at+1:]))
-	const state, ppid, start = 0, 1, 19 // fields 3, 4 and 22 of the line
+	const state, ppid, number, start = 0, 1, 17, 19 // fields 3, 4, 20 and 22 of the line
 	if at < 0 || len(fields) <= start {
 		return Process{}, 0, fmt.Errorf("read %s/%d/stat: %q", procDir, pid, b)
 	}
-	// The first thread may end before the others, which are the process then.
-	ended := fields[state] == "X"
-	if fields[state] == "Z" {
-		all, err := threads(pid)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return Process{}, 0, err
-		}
-		ended = len(all) <= 1
+	// The first thread may end before the others, which are the process then. A listing of
+	// the task folder stops short where a thread ends during it; this number doesn't.
+	left, err := strconv.Atoi(fields[number])
+	if err != nil {
+		return Process{}, 0, fmt.Errorf("read %s/%d/stat: %w", procDir, pid, err)
 	}
-	if ended {
+	if fields[state] == "X" || fields[state] == "Z" && left <= 1 {
 		return Process{}, 0, fmt.Errorf("process %d has ended: %w", pid, os.ErrNotExist)
 	}
 	n, err := strconv.ParseUint(fields[start], 10, 64)

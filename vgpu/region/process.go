@@ -26,11 +26,14 @@ type Process struct {
 	// Program changes, but by an unlucky chance, when the process runs another program by exec. It is made of the
 	// places of its code, data, stack and arguments, so it may stay the same where these aren't random.
 	Program uint64
+	// Ended says that it has no thread left and waits for its parent to be told. A process whose first thread alone
+	// has ended hasn't.
+	Ended bool
 }
 
 // ReadProcess reads one process from a proc file system, "/proc" as a rule. A process that is gone, or that
-// goes while it is read, gives an error that is os.ErrNotExist; a zombie is read as any other, but has no
-// PIDNamespace.
+// goes while it is read, gives an error that is os.ErrNotExist; one that has ended and is still there is read as any
+// other, but has no PIDNamespace.
 func ReadProcess(procRoot string, hostPID int) (Process, error) {
 	dir := filepath.Join(procRoot, strconv.Itoa(hostPID))
 	p := Process{HostPID: hostPID}
@@ -43,7 +46,7 @@ func ReadProcess(procRoot string, hostPID int) (Process, error) {
 	}
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err == nil {
-		p.StartTicks, p.Program, err = statFields(stat)
+		err = p.readStat(stat)
 	}
 	if err != nil {
 		return p, fmt.Errorf("read process %d: %w", hostPID, goneIs(err))
@@ -79,18 +82,18 @@ func innermostPID(status []byte) (uint32, error) {
 	return 0, errors.New("no NSpid in status")
 }
 
-// statFields takes field 22 of a stat file, and those that say where the program's parts are. Field 2 is the
-// program's name in parentheses and may hold anything, parentheses and spaces included, so fields are counted from
+// readStat takes from a stat file its fields 3, 20 and 22, and those that say where the program's parts are. Field 2 is
+// the program's name in parentheses and may hold anything, parentheses and spaces included, so fields are counted from
 // the last parenthesis.
-func statFields(stat []byte) (startTicks, program uint64, err error) {
+func (p *Process) readStat(stat []byte) error {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {
-		return 0, 0, errors.New("no program name in stat")
+		return errors.New("no program name in stat")
 	}
 	fields := bytes.Fields(stat[end+1:])
 	const first = 3 // the number of the first behind the name
 	if len(fields) <= 22-first {
-		return 0, 0, fmt.Errorf("%d fields in stat", len(fields)+first-1)
+		return fmt.Errorf("%d fields in stat", len(fields)+first-1)
 	}
 	h := fnv.New64a()
 	for _, part := range [][2]int{{26, 28}, {45, 51}} { // code and stack; data, brk, arguments, environment
@@ -99,8 +102,17 @@ func statFields(stat []byte) (startTicks, program uint64, err error) {
 			h.Write([]byte{' '})
 		}
 	}
-	startTicks, err = strconv.ParseUint(string(fields[22-first]), 10, 64)
-	return startTicks, h.Sum64(), err
+	p.Program = h.Sum64()
+	// The state is the first thread's, which may end before the others. Their number is taken at one moment, and after
+	// the state; a listing of the task folder stops short where a thread ends during it.
+	threads, err := strconv.Atoi(string(fields[20-first]))
+	if err != nil {
+		return fmt.Errorf("number of threads in stat: %w", err)
+	}
+	state := fields[0][0]
+	p.Ended = state == 'X' || state == 'Z' && threads <= 1
+	p.StartTicks, err = strconv.ParseUint(string(fields[22-first]), 10, 64)
+	return err
 }
 
 // namespaceInode reads "pid:[4026531836]".

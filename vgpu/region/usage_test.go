@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -335,13 +336,22 @@ func TestADeadProcessIsGone(t *testing.T) {
 }
 
 func TestStatFieldsAreCountedBehindTheName(t *testing.T) {
-	stat := []byte("12 (a) b (c)) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 1000 10 18446744073709551615\n")
-	if got, _, err := statFields(stat); err != nil || got != 4711 {
-		t.Errorf("%d, %v", got, err)
+	const stat = "12 (a) b (c)) %s 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 %d 0 4711 1000 10 18446744073709551615\n"
+	for _, c := range []struct {
+		state   string
+		threads int
+		ended   bool
+	}{{"S", 1, false}, {"R", 3, false}, {"Z", 2, false}, {"Z", 1, true}, {"Z", 0, true}, {"X", 0, true}} {
+		var p Process
+		if err := p.readStat(fmt.Appendf(nil, stat, c.state, c.threads)); err != nil || p.StartTicks != 4711 || p.Ended != c.ended {
+			t.Errorf("%+v: %+v, %v", c, p, err)
+		}
 	}
-	for _, bad := range []string{"", "12", "12 (a) S", "12 (a) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 x"} {
-		if got, _, err := statFields([]byte(bad)); err == nil {
-			t.Errorf("%q gave %d", bad, got)
+	for _, bad := range []string{"", "12", "12 (a) S", "12 (a) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 x",
+		"12 (a) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 x 0 1"} {
+		var p Process
+		if err := p.readStat([]byte(bad)); err == nil {
+			t.Errorf("%q gave %+v", bad, p)
 		}
 	}
 	if got, err := innermostPID([]byte("Name:\tx\nNSpid:\t4711\t12\t1\n")); err != nil || got != 1 {
