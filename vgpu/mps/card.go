@@ -43,6 +43,10 @@ type card struct {
 	wait   time.Duration
 	served time.Time
 	said   string
+	// shm is what is known of the card's /dev/shm, swept when it was last looked at.
+	shm       leftovers
+	swept     time.Time
+	sweptSaid string
 }
 
 // missesAllowed is how often in a row a daemon may leave a question unanswered, and the
@@ -129,6 +133,9 @@ func (c *card) tick(ctx context.Context) error {
 	case !c.state.Daemon.Lives():
 		return c.fail(ctx, c.epitaph())
 	}
+	if time.Since(c.swept) >= c.Pace.Sweep {
+		c.sweep()
+	}
 	if c.state.Serves() {
 		if lost := c.lostServer(); lost != nil && c.state.ManyUsers {
 			return c.replace(ctx, *lost)
@@ -138,6 +145,23 @@ func (c *card) tick(ctx context.Context) error {
 		return nil
 	}
 	return c.probe(ctx)
+}
+
+// sweep removes what ended tenants left in the card's /dev/shm.
+func (c *card) sweep() {
+	c.swept = time.Now()
+	n, err := c.shm.sweep(c.Dir.Shm(c.uuid), c.uuid, c.state.Epoch)
+	if n > 0 {
+		c.log.Info("removed what ended tenants left in /dev/shm", "files", n)
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != c.sweptSaid {
+		c.log.Warn("the card's /dev/shm isn't as it should be", "error", text)
+	}
+	c.sweptSaid = text
 }
 
 // adopt takes over what another keeper left.
@@ -211,6 +235,7 @@ func (c *card) begin1(ctx context.Context) error {
 	if err := c.Dir.makeDirs(c.uuid); err != nil {
 		return err
 	}
+	c.shm.starting(c.Dir.Shm(c.uuid))
 	var options []string
 	if !c.alone {
 		options = append(options, manyUsers)
@@ -290,6 +315,7 @@ func (c *card) open(ctx context.Context) error {
 		}
 	}
 	c.probed, c.served, c.early = time.Now(), time.Now(), 0
+	c.shm.started(c.Dir.Shm(c.uuid), c.state.Epoch)
 	if err := c.become(true, ""); err != nil {
 		return err
 	}
@@ -422,6 +448,7 @@ func (c *card) replace(ctx context.Context, lost Process) error {
 		return err
 	}
 	c.stepped("server-lost")
+	c.shm.starting(c.Dir.Shm(c.uuid))
 	if err := c.setMode(gpu.ComputeExclusiveProcess); err != nil {
 		return c.fail(ctx, err.Error())
 	}
@@ -532,6 +559,7 @@ func (c *card) quit(ctx context.Context) error {
 	if err := c.Dir.clearDirs(c.uuid); err != nil {
 		c.log.Warn("a card's folder for shared memory stays", "error", err)
 	}
+	c.shm = leftovers{}
 	c.state.Exclusive = false
 	c.again, c.wait, c.served, c.alone = time.Time{}, 0, time.Time{}, false
 	c.log.Info("MPS has ended on the card", "epoch", c.state.Epoch)

@@ -59,7 +59,7 @@ func (d Dir) mounts(uuid string) []mount {
 		// Kernels before 5.10 take no notice of that flag.
 		{d.Pipe(uuid), flags | unix.MS_NOSYMFOLLOW, fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", pipeBytes, pipeInodes)},
 		{d.log(uuid), flags, fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", logBytes, pipeInodes)},
-		{d.Shm(uuid), flags, fmt.Sprintf("size=%d,mode=1777", shmBytes)},
+		{d.Shm(uuid), flags, fmt.Sprintf("size=%d,nr_inodes=%d,mode=1777", shmBytes, shmInodes)},
 	}
 }
 

@@ -40,6 +40,8 @@ type Pace struct {
 	// Look is between two looks at files and processes, Probe between two questions to
 	// a daemon, Answer how long one may take.
 	Look, Probe, Answer time.Duration
+	// Sweep is between two looks at what tenants left in /dev/shm.
+	Sweep time.Duration
 	// Begin is how long a daemon may take until its server is there, Quit until it has
 	// ended by itself.
 	Begin, Quit time.Duration
@@ -54,6 +56,7 @@ type Pace struct {
 // Usual is the pace on a node.
 var Usual = Pace{
 	Look: 500 * time.Millisecond, Probe: 5 * time.Second, Answer: 10 * time.Second,
+	Sweep: 10 * time.Second,
 	Begin: time.Minute, Quit: 10 * time.Second, Fault: 30 * time.Second,
 	Again: time.Second, AgainMost: 15 * time.Second,
 }

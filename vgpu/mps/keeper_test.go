@@ -28,6 +28,7 @@ const softDir = "../soft"
 // quick is a pace at which a test needn't wait long. No outcome depends on it.
 var quick = Pace{
 	Look: 5 * time.Millisecond, Probe: 20 * time.Millisecond, Answer: 2 * time.Second,
+	Sweep: 20 * time.Millisecond,
 	Begin: 20 * time.Second, Quit: 5 * time.Second, Fault: 50 * time.Millisecond,
 	Again: 5 * time.Millisecond, AgainMost: 50 * time.Millisecond,
 }
@@ -42,6 +43,10 @@ const (
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(keeperOf); dir != "" {
 		keep(dir)
+		return
+	}
+	if dir := os.Getenv(tenantOf); dir != "" {
+		beTenant(dir)
 		return
 	}
 	if os.Getenv(headless) != "" {

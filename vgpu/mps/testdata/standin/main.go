@@ -90,6 +90,10 @@ func serve(socket string) {
 			case f[0] == "start_server" && len(servers) == 0 && !told("serverless"):
 				cmd := exec.Command("/usr/bin/nvidia-cuda-mps-server")
 				cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr // there is no /dev/null
+				if name, err := os.ReadFile("/standin/shm"); err == nil {
+					// Neither open nor mapped, and of no pid.
+					os.WriteFile("/dev/shm/"+string(name), nil, 0o600)
+				}
 				if err := cmd.Start(); err != nil {
 					fmt.Fprintln(c, err)
 					return
