@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/vgpu/mps"
 	"github.com/carve-gpu/carve/vgpu/region"
 )
 
@@ -105,7 +106,7 @@ func (f files) prepare(uid, container string, cards []api.CardGrant, facts func(
 			return fmt.Errorf("prepare slice %s/%s: %w", uid, container, err)
 		}
 	}
-	mounted, err := isMountPoint(usageDir)
+	mounted, err := mps.IsMountPoint(usageDir)
 	if err == nil && !mounted {
 		err = unix.Mount("carve", usageDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
 			fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", usageFSBytes, usageFSInodes))
@@ -192,18 +193,6 @@ func sameLimits(a, b region.Limits) bool {
 		}
 	}
 	return true
-}
-
-// isMountPoint reports whether another file system is mounted on a directory.
-func isMountPoint(dir string) (bool, error) {
-	var own, parent unix.Stat_t
-	if err := unix.Stat(dir, &own); err != nil {
-		return false, err
-	}
-	if err := unix.Stat(filepath.Dir(dir), &parent); err != nil {
-		return false, err
-	}
-	return own.Dev != parent.Dev, nil
 }
 
 // pods lists the UIDs that have a directory.

@@ -76,7 +76,7 @@ func (d Dir) makeDirs(uuid string) error {
 		if err := os.MkdirAll(m.dir, 0o755); err != nil {
 			return err
 		}
-		mounted, err := isMountPoint(m.dir)
+		mounted, err := IsMountPoint(m.dir)
 		if err == nil && !mounted {
 			err = unix.Mount("carve-mps", m.dir, "tmpfs", m.flags, m.options)
 		}
@@ -149,7 +149,8 @@ func (d Dir) clearDirs(uuid string) error {
 	return failed
 }
 
-func isMountPoint(dir string) (bool, error) {
+// IsMountPoint reports whether another file system is mounted on a directory.
+func IsMountPoint(dir string) (bool, error) {
 	var own, parent unix.Stat_t
 	if err := unix.Stat(dir, &own); err != nil {
 		return false, err

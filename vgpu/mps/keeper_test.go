@@ -303,7 +303,7 @@ func (r *rig) idle() {
 		r.t.Errorf("compute mode is %s", mode)
 	}
 	for _, m := range r.dir.mounts(card0) {
-		if mounted, err := isMountPoint(m.dir); err != nil || mounted {
+		if mounted, err := IsMountPoint(m.dir); err != nil || mounted {
 			r.t.Errorf("the file system on %s is still there: %v", m.dir, err)
 		}
 	}
