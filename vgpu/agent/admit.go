@@ -61,6 +61,8 @@ type candidate struct {
 type node struct {
 	name  string
 	cards map[string]gpu.Card
+	// replicas are those of the cards that NVIDIA's configuration divides, by UUID.
+	replicas map[string]int
 	// held are the slices in place, by pod UID.
 	held map[string]record
 }
@@ -163,9 +165,17 @@ func (n node) room(c candidate, renewed bool) error {
 	if renewed {
 		now = peaks(n.held[c.uid].Grant, order)
 	}
+	clients := map[string]bool{} // the cards that are to be shared under MPS
+	for _, cards := range c.grant.Containers {
+		for _, cg := range cards {
+			clients[cg.Card] = clients[cg.Card] || cg.Mode == api.ModeMPS
+		}
+	}
 	for uuid, want := range peaks(c.grant, order) {
 		card, taken := n.cards[uuid], others[uuid]
-		switch {
+		replicas, divided := n.replicas[uuid]
+		slots := taken.slots + want.slots
+		switch most := api.MPSClients(card.ComputeMajor); {
 		case renewed && want.memMiB <= now[uuid].memMiB && want.cores <= now[uuid].cores:
 		case taken.whole:
 			return fmt.Errorf("card %s is held whole by another pod of this node", uuid)
@@ -175,6 +185,11 @@ func (n node) room(c candidate, renewed bool) error {
 			return fmt.Errorf("card %s has %d MiB, %d are in use by other pods of this node and the grant takes %d", uuid, card.MemoryMiB(), taken.memMiB, want.memMiB)
 		case taken.cores+want.cores > 100:
 			return fmt.Errorf("card %s has %d percent of its compute in use by other pods of this node and the grant takes %d", uuid, taken.cores, want.cores)
+		case renewed && want.slots <= now[uuid].slots || want.whole:
+		case divided && slots > replicas:
+			return fmt.Errorf("card %s has %d replicas, %d are in use by other pods of this node and the grant takes %d", uuid, replicas, taken.slots, want.slots)
+		case clients[uuid] && slots > most:
+			return fmt.Errorf("an MPS server takes %d clients on card %s, %d are other pods' of this node and the grant takes %d", most, uuid, taken.slots, want.slots)
 		}
 	}
 	return nil

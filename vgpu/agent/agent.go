@@ -90,6 +90,8 @@ type Config struct {
 	step func(name string)
 	// grace, in tests, is another lostGrace.
 	grace time.Duration
+	// fewerAfter, in tests, is another fewerAfter.
+	fewerAfter time.Duration
 }
 
 // Agent is the life of the slices of one node. All its methods may be called
@@ -130,6 +132,9 @@ type Agent struct {
 	// holdMu is held while a container's limits are put in force, mpsMu while the cards'
 	// MPS daemons are looked at.
 	holdMu, mpsMu sync.Mutex
+	// tellMu is held while the device plugin is told of slots; told belongs to it.
+	tellMu sync.Mutex
+	told   toldSlots
 	// releaseNext is when cards that a keeper left are tried again. It belongs to mpsMu.
 	releaseNext time.Time
 
@@ -183,8 +188,8 @@ type Agent struct {
 	// cards that it was asked about, nil until it was.
 	sharing   map[string]v1alpha1.Sharing
 	sharedFor []string
-	// slotsTold is what the device plugin was told last.
-	slotsTold int
+	// hadReplicas says of cards that have fewer replicas now how many they had.
+	hadReplicas map[string]moreReplicas
 
 	// written is the report as last written. It belongs to writeReports.
 	written *v1alpha1.GPUNode
@@ -271,6 +276,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		sandboxes:     map[string]sandbox{},
 		containers:    map[string]use{},
 		sights:        map[string]*sight{},
+		hadReplicas:   map[string]moreReplicas{},
 	}
 	err := errors.Join(os.MkdirAll(a.files.dir, 0o755), os.MkdirAll(c.StateDir, 0o755))
 	if err == nil {

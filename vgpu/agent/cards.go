@@ -258,34 +258,6 @@ func (a *Agent) slotsChanged() {
 	a.tellSlots()
 }
 
-// tellSlots tells the device plugin how many slots there are, if that has changed: it
-// does with what is on the cards where a card has more on it than it may take now.
-// Those keep their slots, and must not use up those of other cards.
-func (a *Agent) tellSlots() {
-	if a.SlotsChanged == nil {
-		return
-	}
-	slots := int(a.slotsPerCard())
-	a.mu.Lock()
-	on, n := map[string]int{}, 0
-	for _, h := range a.held {
-		for _, cards := range h.Grant.Containers {
-			for _, c := range cards {
-				on[c.Card]++
-			}
-		}
-	}
-	for _, c := range a.hardware.inventory.Cards {
-		n += max(a.slotsOf(c.UUID, slots), on[c.UUID])
-	}
-	told := a.slotsTold == n
-	a.slotsTold = n
-	a.mu.Unlock()
-	if !told {
-		a.SlotsChanged(n)
-	}
-}
-
 func sameCards(a, b gpu.Inventory) bool {
 	x, errX := json.Marshal(a)
 	y, errY := json.Marshal(b)

@@ -79,7 +79,7 @@ func (a *Agent) placeHere(p pod) error {
 // ledger is what this node's cards hold: the slices in place, and the grants
 // that the watch has shown and that are about to be put in place. a.mu is held.
 func (a *Agent) ledger() node {
-	n := node{name: a.Node, cards: a.hardware.cards(), held: map[string]record{}}
+	n := node{name: a.Node, cards: a.hardware.cards(), replicas: a.replicas(), held: map[string]record{}}
 	for uid, p := range a.pods {
 		if p.grant == "" || p.over || a.refused[uid] != "" {
 			continue

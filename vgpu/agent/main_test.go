@@ -451,6 +451,7 @@ func testConfig(t testing.TB, dir string, s *apiServer, cards Hardware) Config {
 		Pods:           pods,
 		Reports:        reports,
 		StopUnadjusted: true,
+		fewerAfter:     time.Millisecond,
 		Version:        "test",
 		Log:            slog.New(slog.DiscardHandler),
 	}

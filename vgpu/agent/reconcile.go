@@ -167,7 +167,7 @@ func (a *Agent) reorder(c found) error {
 func (a *Agent) take(c found) error {
 	a.mu.Lock()
 	inForce := a.held[c.uid]
-	n := node{name: a.Node, cards: a.hardware.cards(), held: map[string]record{}}
+	n := node{name: a.Node, cards: a.hardware.cards(), replicas: a.replicas(), held: map[string]record{}}
 	for uid, h := range a.held {
 		n.held[uid] = h.booked()
 	}

@@ -16,6 +16,7 @@ import (
 func (a *Agent) SetSharing(cards []string, sharing map[string]v1alpha1.Sharing) {
 	a.mu.Lock()
 	same := a.sharedFor != nil && maps.Equal(a.sharing, sharing) && slices.Equal(a.sharedFor, cards)
+	a.noteFewer(sharing)
 	a.sharing, a.sharedFor = sharing, append([]string{}, cards...)
 	a.mu.Unlock()
 	if same {
