@@ -21,8 +21,11 @@ import (
 )
 
 const (
-	// maxBytes bounds what is read; a ConfigMap holds a mebibyte.
-	maxBytes = 1 << 20
+	// maxBytes bounds what is read: a file has some hundred bytes, and a node with a card
+	// in each of its entries some thousand.
+	maxBytes = 64 << 10
+	// maxFaults bounds what is said to be wrong with one file.
+	maxFaults = 20
 	// maxReplicas is what a card's report can say.
 	maxReplicas = 256
 	// contextMiB is about what a process takes of a card for its context alone.
@@ -48,11 +51,14 @@ type entry struct {
 	list  []string // indexes in decimal, or UUIDs
 }
 
+// errTooLarge says that a file has more than maxBytes.
+var errTooLarge = fmt.Errorf("it has more than %d bytes, and no more than that are read: a configuration has some hundred; is it the right file?", maxBytes)
+
 // Parse reads a file. The error names the key, the value, and what to write instead.
 func Parse(file []byte) (Config, error) {
 	var c Config
 	if len(file) > maxBytes {
-		return c, fmt.Errorf("%d bytes, allowed are %d", len(file), maxBytes)
+		return c, errTooLarge
 	}
 	var root map[string]any
 	// Strictly: of a key that is there twice one would be lost.
@@ -65,6 +71,9 @@ func Parse(file []byte) (Config, error) {
 	}
 	r := reader{config: &c}
 	r.file(root)
+	if more := len(r.faults) - maxFaults; more > 0 {
+		r.faults = append(r.faults[:maxFaults], fmt.Errorf("and %d faults more", more))
+	}
 	if len(r.faults) > 0 {
 		return Config{}, errors.Join(r.faults...)
 	}
@@ -237,6 +246,7 @@ func (r *reader) entry(at string, m map[string]any) (entry, bool) {
 func (r *reader) devices(at string, v any, e *entry) {
 	const allowed = `allowed is "all", a number of cards, or a list of indexes and UUIDs`
 	if list, is := v.([]any); is {
+		listed := map[string]bool{}
 		for i, v := range list {
 			at := fmt.Sprintf("%s[%d]", at, i)
 			s, _ := v.(string)
@@ -249,9 +259,10 @@ func (r *reader) devices(at string, v any, e *entry) {
 				r.warn(at, "%s: instances aren't served, so they have no replicas", s)
 			case !isIndex(s) && !strings.HasPrefix(s, "GPU-"):
 				r.fault(at, "%v is neither the index of a card nor its UUID", v)
-			case slices.Contains(e.list, s):
+			case listed[s]:
 				r.fault(at, "%s is there twice", s)
 			default:
+				listed[s] = true
 				e.list = append(e.list, s)
 			}
 		}

@@ -133,6 +133,31 @@ sharing:
 	}
 }
 
+// A file of 1 MiB took half a minute to read, and what was wrong with it megabytes to say.
+func TestLongLists(t *testing.T) {
+	list := func(n int, of func(int) string) string {
+		var b strings.Builder
+		b.WriteString(slicing + "    - {name: nvidia.com/gpu, replicas: 4, devices: [")
+		for i := range n {
+			b.WriteString(of(i) + ",")
+		}
+		return b.String() + "]}\n"
+	}
+	c, err := nvidiaconfig.Parse([]byte(list(5000, func(i int) string { return fmt.Sprintf("GPU-%d", i) })))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sharing, warnings, err := c.Apply(node(2)); words(sharing) != "0=4×timeslice 1=4×timeslice" || len(warnings) != 4998 || err != nil {
+		t.Errorf("%s, %d warnings, %v", words(sharing), len(warnings), err)
+	}
+	if _, err := nvidiaconfig.Parse([]byte(list(5000, func(int) string { return "GPU-0" }))); err == nil || len(err.Error()) > 8<<10 || !strings.Contains(err.Error(), "and 4979 faults more") {
+		t.Errorf("faults by the thousand: %.200v", err)
+	}
+	if _, err := nvidiaconfig.Parse([]byte(list(10000, func(i int) string { return fmt.Sprintf("GPU-%d", i) }))); err == nil || !strings.Contains(err.Error(), "it has more than 65536 bytes") {
+		t.Errorf("a file that is too large: %.200v", err)
+	}
+}
+
 // Whatever a file says, what comes out of it can be reported.
 func FuzzParse(f *testing.F) {
 	f.Add(slicing + "    - {name: nvidia.com/gpu, devices: [0, GPU-1], replicas: 4}\n")
