@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
@@ -23,6 +25,15 @@ import (
 // lookEvery is how often the files are looked at without being told of a change: an
 // event may be lost with the directory that it was of.
 const lookEvery = 10 * time.Second
+
+// goneGrace is how long a file that was in force may be away until it is forgotten. A
+// ConfigMap that is made anew, a mount whose links are swapped and a network file system
+// are back within that; un-sharing the cards for so long would have the pods of that
+// moment placed on whole cards.
+const goneGrace = 10 * time.Second
+
+// maxWarnings bounds what is told of one file that has no effect.
+const maxWarnings = 50
 
 // Names of the file in a directory whose node has no label for it.
 var defaultNames = []string{"default", "config.yaml"}
@@ -46,10 +57,11 @@ type FollowerConfig struct {
 
 // Follower keeps to a file, or to that file of a directory which the node's label names,
 // while both change. A file that can't be meant leaves what the last good one said in
-// force, also over a restart.
+// force, also over a restart. One that is gone is forgotten after a moment.
 type Follower struct {
 	FollowerConfig
-	poke chan struct{}
+	poke  chan struct{}
+	grace time.Duration // goneGrace, but in tests
 
 	mu     sync.Mutex
 	label  *string
@@ -68,7 +80,7 @@ type Status struct {
 
 // NewFollower makes a follower; it does nothing until Run is called.
 func NewFollower(c FollowerConfig) *Follower {
-	return &Follower{FollowerConfig: c, poke: make(chan struct{}, 1)}
+	return &Follower{FollowerConfig: c, poke: make(chan struct{}, 1), grace: goneGrace}
 }
 
 // SetLabel takes in the node's label, empty where it has none.
@@ -126,10 +138,11 @@ func (f *Follower) Run(ctx context.Context) error {
 				}
 			}
 		}
-		run.look()
+		due := run.look()
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-due:
 		case <-f.poke:
 		case <-tick.C:
 		case <-events:
@@ -171,14 +184,16 @@ type kept struct {
 // running is what Run knows.
 type running struct {
 	*Follower
-	good     *kept // in force; nil while nothing is known, or there is none
+	good     *kept     // in force; nil while nothing is known, or there is none
+	gone     time.Time // since when good has no file; zero while it has
 	recalled bool
 	said     string
 	saidOf   map[string]bool // warnings that the log has
 }
 
-// look reads what is there and puts it in force, if it can be.
-func (r *running) look() {
+// look reads what is there and puts it in force, if it can be. Where that is to be looked
+// at again at a certain time, due tells when it has come.
+func (r *running) look() (due <-chan time.Time) {
 	cards := r.Cards()
 	if !r.recalled {
 		r.recalled = true
@@ -190,17 +205,26 @@ func (r *running) look() {
 		if r.good != nil {
 			r.enforce(r.good, cards, false)
 		}
-		return
+		return nil
 	}
-	if err == nil && source == "" {
-		r.forget(cards)
-		return
-	}
-	if err == nil {
+	none := err == nil && source == ""
+	if err == nil && !none {
 		next := &kept{source, string(file)}
 		if err = r.enforce(next, cards, true); err == nil {
-			return
+			r.gone = time.Time{}
+			return nil
 		}
+	}
+	gone, left := r.away(none || errors.Is(err, fs.ErrNotExist))
+	switch {
+	case gone && left > 0:
+		due = time.After(left)
+		source, err = r.good.Source, errors.New("it is gone")
+	case none:
+		r.forget(cards)
+		return nil
+	case gone:
+		r.drop()
 	}
 	fault := err.Error()
 	if source != "" {
@@ -214,6 +238,9 @@ func (r *running) look() {
 			if r.good.Source != source {
 				stays = "what " + r.good.Source + " said stays in force"
 			}
+			if due != nil {
+				stays += fmt.Sprintf(" for %v, should it come back", r.grace)
+			}
 		} else {
 			r.Set(cards, nil)
 		}
@@ -224,6 +251,24 @@ func (r *running) look() {
 	r.status.Fault = fault
 	r.mu.Unlock()
 	r.say(true, fmt.Sprintf("NVIDIA's configuration isn't taken: %s; %s", fault, stays))
+	return due
+}
+
+// away reports whether the file in force is gone, where the one that is meant isn't there,
+// and for how long that is borne yet.
+func (r *running) away(absent bool) (gone bool, left time.Duration) {
+	if absent && r.good != nil {
+		_, err := os.Stat(r.good.Source)
+		gone = errors.Is(err, fs.ErrNotExist)
+	}
+	if !gone {
+		r.gone = time.Time{}
+		return false, 0
+	}
+	if r.gone.IsZero() {
+		r.gone = time.Now()
+	}
+	return true, r.grace - time.Since(r.gone)
 }
 
 // enforce parses a file and puts it in force for the cards. A new one is remembered.
@@ -237,6 +282,9 @@ func (r *running) enforce(k *kept, cards []Card, fresh bool) error {
 		return err
 	}
 	warnings = append(slices.Clone(c.Warnings), warnings...)
+	if more := len(warnings) - maxWarnings; more > 0 {
+		warnings = append(warnings[:maxWarnings], fmt.Sprintf("and %d more", more))
+	}
 	if len(cards) > 0 { // else nothing was tried on them: what was good stays so
 		if fresh && (r.good == nil || *r.good != *k) {
 			r.remember(k)
@@ -257,16 +305,21 @@ func (r *running) enforce(k *kept, cards []Card, fresh bool) error {
 // forget is for when there is no file, and none is asked for.
 func (r *running) forget(cards []Card) {
 	had := r.good != nil
-	r.good = nil
-	if err := os.Remove(r.Keep); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.Log.Warn("the last configuration of NVIDIA's can't be forgotten", "error", err)
-	}
+	r.drop()
 	r.Set(cards, nil)
 	r.mu.Lock()
 	r.status = Status{}
 	r.mu.Unlock()
 	if had {
 		r.say(false, "NVIDIA's configuration is gone: no card is given in replicas")
+	}
+}
+
+// drop forgets the last good file, for the next start, too.
+func (r *running) drop() {
+	r.good, r.gone = nil, time.Time{}
+	if err := os.Remove(r.Keep); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.Log.Warn("the last configuration of NVIDIA's can't be forgotten", "error", err)
 	}
 }
 
@@ -298,6 +351,12 @@ func (r *running) warn(source string, warnings []string) {
 // errNotKnown says that it isn't known yet which file is meant.
 var errNotKnown = errors.New("the node's label isn't known yet")
 
+// missing says in a sentence that the file that is meant isn't there.
+type missing string
+
+func (m missing) Error() string        { return string(m) }
+func (m missing) Is(target error) bool { return target == fs.ErrNotExist }
+
 // read finds the file that is meant and reads it. Source is empty where there is none
 // and none has to be.
 func (r *running) read() (source string, file []byte, err error) {
@@ -322,7 +381,7 @@ func (r *running) read() (source string, file []byte, err error) {
 	if name := *label; name != "" {
 		source = filepath.Join(r.Path, filepath.Base(name))
 		if !slices.Contains(names, name) {
-			return source, nil, fmt.Errorf("label %s of the node says %q, and there is no such file; there are: %s", api.LabelNVIDIAConfig, name, orNone(names))
+			return source, nil, missing(fmt.Sprintf("label %s of the node says %q, and there is no such file; there are: %s", api.LabelNVIDIAConfig, name, orNone(names)))
 		}
 		file, err = readFile(source)
 		return source, file, err
@@ -358,16 +417,52 @@ func candidates(dir string) ([]string, error) {
 	return out, nil
 }
 
+// readFile reads a file of at most maxBytes, and nothing that isn't one: a pipe that
+// nobody writes to would hold whoever opens it for ever.
 func readFile(path string) ([]byte, error) {
+	// Before it is opened, since that alone can do something to a device.
 	info, err := os.Stat(path)
-	if err == nil && info.Size() > maxBytes {
-		return nil, fmt.Errorf("%d bytes, allowed are %d", info.Size(), maxBytes)
+	if err == nil {
+		err = regular(info)
 	}
-	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, plain(err)
 	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, plain(err)
+	}
+	defer f.Close()
+	if info, err = f.Stat(); err == nil {
+		err = regular(info)
+	}
+	if err != nil {
+		return nil, plain(err)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	if err != nil {
+		return nil, plain(err)
+	}
+	if len(b) > maxBytes {
+		return nil, errTooLarge
+	}
 	return b, nil
+}
+
+// regular says what is wrong with something that isn't a file.
+func regular(info fs.FileInfo) error {
+	what := "a device"
+	switch mode := info.Mode(); {
+	case mode.IsRegular():
+		return nil
+	case mode.IsDir():
+		what = "a directory"
+	case mode&fs.ModeNamedPipe != 0:
+		what = "a named pipe"
+	case mode&fs.ModeSocket != 0:
+		what = "a socket"
+	}
+	return fmt.Errorf("%s is in the file's place, and only a regular file is read: put one there, or name another path (--nvidia-config)", what)
 }
 
 // plain is an error without the path, which stands before it.

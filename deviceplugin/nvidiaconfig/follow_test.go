@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/deviceplugin/nvidiaconfig"
@@ -32,6 +33,12 @@ type follows struct {
 
 func follow(t *testing.T, path, keep string) *follows {
 	t.Helper()
+	return followWith(t, path, keep, 0)
+}
+
+// followWith has a file that is gone forgotten after another time, 0 for the usual one.
+func followWith(t *testing.T, path, keep string, grace time.Duration) *follows {
+	t.Helper()
 	f := &follows{t: t, set: "?", cards: node(2)}
 	f.Follower = nvidiaconfig.NewFollower(nvidiaconfig.FollowerConfig{
 		Path: path, Keep: keep, Log: slog.New(slog.DiscardHandler),
@@ -47,6 +54,9 @@ func follow(t *testing.T, path, keep string) *follows {
 			f.said = append(f.said, fmt.Sprint(fault, " ", sentence))
 		},
 	})
+	if grace > 0 {
+		f.SetGrace(grace)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -205,7 +215,7 @@ func TestADirectoryIsFollowedByTheNodesLabel(t *testing.T) {
 	f.wants("the only one", "0=7×timeslice", "")
 	f.stop()
 	// The API server is away at the start: the label isn't known.
-	f = follow(t, dir, keep)
+	f = followWith(t, dir, keep, time.Millisecond)
 	f.wants("what was in force", "0=7×timeslice", "")
 	f.SetLabel("")
 	mounted(t, dir, nil)
@@ -213,4 +223,110 @@ func TestADirectoryIsFollowedByTheNodesLabel(t *testing.T) {
 	if _, err := os.Stat(keep); !os.IsNotExist(err) {
 		t.Errorf("it is remembered: %v", err)
 	}
+}
+
+// node-23: a ConfigMap that is made anew, or a mount that is swapped, leaves nothing to read for
+// a moment. That un-shares no card; a deletion that lasts does.
+func TestAFileThatIsGoneForAMoment(t *testing.T) {
+	for name, c := range map[string]struct {
+		label  string
+		remove func(dir string) error
+		put    func(t *testing.T, dir, text string)
+		path   string // below dir
+		after  string // the fault once it is forgotten
+	}{
+		"a ConfigMap": {
+			remove: func(dir string) error { return os.Remove(filepath.Join(dir, "..data")) },
+			put:    func(t *testing.T, dir, text string) { mounted(t, dir, map[string]string{"any": text}) },
+		},
+		"one that a label chooses": {
+			label:  "any",
+			remove: func(dir string) error { return os.Remove(filepath.Join(dir, "..data")) },
+			put: func(t *testing.T, dir, text string) {
+				mounted(t, dir, map[string]string{"any": text, "other": times(9)})
+			},
+			after: "there is no such file; there are: none",
+		},
+		"a directory": {
+			path:   "config",
+			remove: func(dir string) error { return os.RemoveAll(filepath.Join(dir, "config")) },
+			put: func(t *testing.T, dir, text string) {
+				if err := os.MkdirAll(filepath.Join(dir, "config"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				mounted(t, filepath.Join(dir, "config"), map[string]string{"any": text})
+			},
+			after: "no such file",
+		},
+		"a file": {
+			path:   "config.yaml",
+			remove: func(dir string) error { return os.Remove(filepath.Join(dir, "config.yaml")) },
+			put: func(t *testing.T, dir, text string) {
+				if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			},
+			after: "no such file",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, keep := t.TempDir(), filepath.Join(t.TempDir(), "kept.json")
+			path := filepath.Join(dir, c.path)
+			c.put(t, dir, times(4))
+			f := followWith(t, path, keep, time.Hour)
+			f.SetLabel(c.label)
+			f.wants("it is there", "0=4×timeslice", "")
+			if err := c.remove(dir); err != nil {
+				t.Fatal(err)
+			}
+			f.wants("it is gone", "0=4×timeslice", "it is gone")
+			f.heard("it is gone; what it said before stays in force for 1h0m0s, should it come back")
+			c.put(t, dir, times(5))
+			f.wants("it is back", "0=5×timeslice", "")
+			f.stop()
+			// A restart in such a moment, and then it stays away.
+			if err := c.remove(dir); err != nil {
+				t.Fatal(err)
+			}
+			f = followWith(t, path, keep, 300*time.Millisecond)
+			f.SetLabel(c.label)
+			f.wants("it is gone, after a restart", "0=5×timeslice", "it is gone")
+			f.wants("it stays away", "", c.after)
+			f.heard("no card is given in replicas")
+			if _, err := os.Stat(keep); !os.IsNotExist(err) {
+				t.Errorf("it is remembered: %v", err)
+			}
+		})
+	}
+}
+
+// What isn't a file holds nobody, and is said.
+func TestWhatIsNoFileIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := follow(t, path, filepath.Join(t.TempDir(), "kept.json"))
+	f.wants("a pipe", "", "a named pipe is in the file's place, and only a regular file is read: put one there")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(times(4)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f.wants("a file", "0=4×timeslice", "")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", path); err != nil {
+		t.Fatal(err)
+	}
+	f.wants("a device", "0=4×timeslice", "a device is in the file's place")
+	if err := os.WriteFile(path+".new", make([]byte, 1<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	f.wants("a large file", "0=4×timeslice", "it has more than 65536 bytes")
 }
