@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -59,8 +60,16 @@ const earlyAllowed = 3
 
 // run works on the card until ctx ends.
 func (c *card) run(ctx context.Context) {
+	var lock *os.File
+	defer func() { lock.Close() }()
 	for {
-		err := c.tick(ctx)
+		var err error
+		if lock == nil {
+			lock, err = c.Dir.lockCard(c.uuid)
+		}
+		if err == nil {
+			err = c.tick(ctx)
+		}
 		if ctx.Err() != nil {
 			return
 		}

@@ -165,6 +165,27 @@ func (d Dir) State(uuid string) (State, error) {
 // lockFile is locked by the keeper while it lives, and has its pid in it.
 func (d Dir) lockFile() string { return filepath.Join(string(d), "keeper.lock") }
 
+// errBusy says that somebody else works on a card.
+var errBusy = errors.New("somebody else works on the card")
+
+// lockCard makes sure that one process at a time starts and ends a card's daemon: the
+// keeper while it lives, or whoever gives back what a keeper left. What is locked is the
+// card's folder, so one card that hangs in the driver holds up no other.
+func (d Dir) lockCard(uuid string) (*os.File, error) {
+	f, err := os.OpenFile(d.Card(uuid), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errBusy
+		}
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
+}
+
 // KeeperRuns reports whether a keeper lives on this node. The kernel lets go of the lock
 // of one that died.
 func (d Dir) KeeperRuns() bool {

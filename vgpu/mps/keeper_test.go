@@ -657,33 +657,3 @@ func TestFilesOfOthersAreRefused(t *testing.T) {
 		t.Errorf("cards %v, %v", cards, err)
 	}
 }
-
-// Release does what a keeper would, and nothing where there is one or the card is wanted.
-func TestReleaseWithoutAKeeper(t *testing.T) {
-	r := newRig(t)
-	release := func() error { return Release(t.Context(), configOf(r.base), card0) }
-	r.want(true)
-	stop := r.keeper()
-	s := r.ready(0)
-	if err := release(); !errors.Is(err, ErrKept) {
-		t.Errorf("beside a keeper: %v, want %v", err, ErrKept)
-	}
-	stop()
-	if err := release(); err != nil || !s.Daemon.Lives() {
-		t.Errorf("the daemon of a card that is wanted was ended (%v)", err)
-	}
-	r.want(false)
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
-	mode, err := r.mode.ComputeMode(card0)
-	if is := r.state(); err != nil || mode != gpu.ComputeDefault || !is.Idle() || is.Epoch != s.Epoch || s.Daemon.Lives() || len(marked(card0)) > 0 {
-		t.Errorf("compute mode %s (%v), state %+v, processes %v", mode, err, is, marked(card0))
-	}
-	if err := release(); err != nil {
-		t.Error(err)
-	}
-	r.want(true)
-	r.keeper()
-	r.ready(s.Epoch)
-}

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // ErrKept is of a node on which a keeper runs: what there is to do is its work.
@@ -14,20 +11,22 @@ var ErrKept = errors.New("a keeper runs on this node")
 
 // Release gives a card back to everybody that a keeper left which isn't there any more:
 // what is left of its daemon is ended, its compute mode is DEFAULT again, and state.json
-// says so. A card whose daemon is wanted, or that is free of MPS, is left as it is. No
-// keeper starts meanwhile. It may be called again after it failed, or died.
+// says so. A card whose daemon is wanted, or that is free of MPS, is left as it is. A
+// keeper that begins meanwhile waits for this card, and for no other. It may be called
+// again after it failed, or died; for several cards at once, and once at a time for each.
 func Release(ctx context.Context, config Config, uuid string) error {
 	k := New(config)
-	lock, err := os.OpenFile(k.Dir.lockFile(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
+	lock, err := k.Dir.lockCard(uuid)
+	switch {
+	case errors.Is(err, errBusy):
+		return ErrKept
+	case err != nil:
 		return fmt.Errorf("give card %s back: %w", uuid, err)
 	}
 	defer lock.Close()
-	switch err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	// After that: a keeper that isn't there now finds the card locked.
+	if k.Dir.KeeperRuns() {
 		return ErrKept
-	case err != nil:
-		return fmt.Errorf("give card %s back: lock %s: %w", uuid, lock.Name(), err)
 	}
 	c := k.card(uuid)
 	wanted, err := k.Dir.IsWanted(uuid)
