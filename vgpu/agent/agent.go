@@ -130,13 +130,13 @@ type Agent struct {
 	privileged namespaces
 
 	// holdMu is held while a container's limits are put in force, mpsMu while the cards'
-	// MPS daemons are looked at.
+	// MPS daemons are looked at; no driver is asked under that.
 	holdMu, mpsMu sync.Mutex
 	// tellMu is held while the device plugin is told of slots; told belongs to it.
 	tellMu sync.Mutex
 	told   toldSlots
-	// releaseNext is when cards that a keeper left are tried again. It belongs to mpsMu.
-	releaseNext time.Time
+	// cardWorkers are the goroutines of cardWork.
+	cardWorkers sync.WaitGroup
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever someone in AwaitPrepared may have
@@ -164,6 +164,13 @@ type Agent struct {
 	linkFault, downSaid string
 	hardware            hardwareState
 	mps                 mpsState
+	// cardWork is what is under way on cards that are, or were, in mode mps; releaseNext
+	// when one that a keeper left, and that couldn't be given back, is tried again.
+	cardWork    map[string]cardWork
+	releaseNext map[string]time.Time
+	// owed are those that were stopped for a card's MPS daemon, by card: they hear when it
+	// serves.
+	owed map[string][]affected
 	// layers are Config.Layers with what is known of them.
 	layers []layerState
 	twins  twins
@@ -277,6 +284,9 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		containers:    map[string]use{},
 		sights:        map[string]*sight{},
 		hadReplicas:   map[string]moreReplicas{},
+		cardWork:      map[string]cardWork{},
+		releaseNext:   map[string]time.Time{},
+		owed:          map[string][]affected{},
 	}
 	err := errors.Join(os.MkdirAll(a.files.dir, 0o755), os.MkdirAll(c.StateDir, 0o755))
 	if err == nil {

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -26,9 +25,6 @@ import (
 
 // mpsEvery is how often the keeper's files are looked at.
 const mpsEvery = 500 * time.Millisecond
-
-// releaseEvery is how long a card that can't be given back is left alone.
-const releaseEvery = 10 * time.Second
 
 // Reasons of events on pods.
 const (
@@ -59,9 +55,8 @@ type mpsCard struct {
 	// fault says why the state can't be read.
 	fault string
 	// down is since when it doesn't serve, lost since when with a keeper at work, both
-	// zero while it does. owed are those that were stopped for it: they hear when it serves.
+	// zero while it does.
 	down, lost time.Time
-	owed       []affected
 }
 
 // fronted reports whether containers with cards of a mode have the front libraries and
@@ -98,6 +93,7 @@ func (a *Agent) recallMPS() {
 
 // watchMPS follows the cards' daemons until ctx ends.
 func (a *Agent) watchMPS(ctx context.Context) {
+	defer a.cardWorkers.Wait() // whoever comes after this agent must find nobody at work
 	tick := time.NewTicker(mpsEvery)
 	defer tick.Stop()
 	for {
@@ -196,6 +192,11 @@ func (a *Agent) lookAtMPS() {
 			want[uuid] = false // one of which nobody says anything any more
 		}
 	}
+	for uuid, work := range a.cardWork {
+		if work == releasing {
+			want[uuid] = false // until that is done
+		}
+	}
 	// A container that is booked from here on isn't in want, and must not take the card
 	// as it was before: in mode mps its daemon would be ended under it, in another one
 	// the card would be taken from it.
@@ -221,8 +222,8 @@ func (a *Agent) lookAtMPS() {
 		}
 	}
 	now := a.readMPS()
-	if !now.kept && sure && a.releaseCards(now, want) {
-		now = a.readMPS()
+	if !now.kept && sure {
+		a.releaseCards(now, want)
 	}
 	now.epochs = maps.Clone(before.epochs)
 	type told struct {
@@ -235,7 +236,7 @@ func (a *Agent) lookAtMPS() {
 		was := before.cards[uuid]
 		name := a.cardName(uuid)
 		c.down = downSince(was, c, now.unserved, time.Now())
-		c.lost, c.owed = lostSince(was, c, now.unserved, time.Now()), was.owed
+		c.lost = lostSince(was, c, now.unserved, time.Now())
 		if was.state.Ready && c.state.GoOn && c.wanted {
 			for _, w := range a.clients(uuid, 0) {
 				tell = append(tell, told{w, reasonMPSClosed, fmt.Sprintf(
@@ -263,11 +264,11 @@ func (a *Agent) lookAtMPS() {
 			now.epochs[uuid] = c.state.Epoch
 		}
 		if c.state.Ready {
-			for _, w := range c.owed {
+			for _, w := range a.owed[uuid] {
 				tell = append(tell, told{w, reasonMPSRestarted, fmt.Sprintf(
 					"card %s: its MPS daemon serves again, and container %s, which was stopped for it, can start", name, w.container)})
 			}
-			c.owed = nil
+			delete(a.owed, uuid)
 		}
 		now.cards[uuid] = c
 	}
@@ -292,12 +293,13 @@ func (a *Agent) lookAtMPS() {
 		if c.lost.IsZero() || time.Since(c.lost) < a.lostGrace() {
 			continue
 		}
-		if stopped := a.stopLost(uuid, c.state); stopped != nil {
+		a.onCard(uuid, stopping, func() bool {
+			stopped := a.stopLost(uuid, c.state)
 			a.mu.Lock()
-			c.owed = append(slices.Clone(c.owed), stopped...)
-			a.mps.cards[uuid] = c
+			a.owed[uuid] = append(a.owed[uuid], stopped...)
 			a.mu.Unlock()
-		}
+			return len(stopped) > 0
+		})
 	}
 }
 
@@ -312,33 +314,6 @@ func (s mpsState) turn(want map[string]bool, sure bool) map[string]mpsCard {
 		}
 	}
 	return out
-}
-
-// releaseCards gives back the cards that a keeper left which isn't there any more, those
-// that nobody wants in mode mps: they would be held to one process for ever. It reports
-// whether it did so with any. a.mpsMu is held.
-func (a *Agent) releaseCards(now mpsState, want map[string]bool) (any bool) {
-	a.mu.Lock()
-	door, uuids := a.hardware.door, a.hardware.cards()
-	a.mu.Unlock()
-	for uuid, c := range now.cards {
-		_, here := uuids[uuid]
-		if want[uuid] || c.wanted || c.fault == "" && c.state.Idle() && c.state.Error == "" || door == nil || !here || time.Now().Before(a.releaseNext) {
-			continue
-		}
-		err := mps.Release(context.Background(), mps.Config{
-			Dir: a.mpsDir(), Root: a.Root, Log: a.Log, OpenModes: func() (mps.ComputeModes, error) { return door, nil },
-		}, uuid)
-		switch {
-		case err == nil:
-			a.Log.Info("gave a card back that a keeper of MPS had left", "card", uuid)
-			any = true
-		case !errors.Is(err, mps.ErrKept):
-			a.Log.Error("a card that a keeper of MPS left can't be given back; trying again", "error", err)
-			a.releaseNext = time.Now().Add(releaseEvery)
-		}
-	}
-	return any
 }
 
 func (c mpsCard) same(d mpsCard) bool {
