@@ -135,6 +135,8 @@ type Agent struct {
 	// tellMu is held while the device plugin is told of slots; told belongs to it.
 	tellMu sync.Mutex
 	told   toldSlots
+	// owedMu is held while what is owed is written.
+	owedMu sync.Mutex
 	// cardWorkers are the goroutines of cardWork.
 	cardWorkers sync.WaitGroup
 
@@ -168,9 +170,8 @@ type Agent struct {
 	// when one that a keeper left, and that couldn't be given back, is tried again.
 	cardWork    map[string]cardWork
 	releaseNext map[string]time.Time
-	// owed are those that were stopped for a card's MPS daemon, by card: they hear when it
-	// serves.
-	owed map[string][]affected
+	// owed are those who wait for word that a card's MPS daemon serves again, by card.
+	owed map[string][]owed
 	// layers are Config.Layers with what is known of them.
 	layers []layerState
 	twins  twins
@@ -286,7 +287,7 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		hadReplicas:   map[string]moreReplicas{},
 		cardWork:      map[string]cardWork{},
 		releaseNext:   map[string]time.Time{},
-		owed:          map[string][]affected{},
+		owed:          map[string][]owed{},
 	}
 	err := errors.Join(os.MkdirAll(a.files.dir, 0o755), os.MkdirAll(c.StateDir, 0o755))
 	if err == nil {

@@ -31,6 +31,7 @@ const (
 	reasonMPSDown      = "MPSDown"
 	reasonMPSClosed    = "MPSClosed"
 	reasonMPSRestarted = "MPSRestarted"
+	reasonMPSServes    = "MPSServes"
 )
 
 // mpsState is what is known of MPS on this node.
@@ -87,8 +88,9 @@ func (a *Agent) recallMPS() {
 	now := a.readMPS()
 	now.epochs = epochs
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.mps = now
-	a.mu.Unlock()
+	a.recallOwed()
 }
 
 // watchMPS follows the cards' daemons until ctx ends.
@@ -227,10 +229,11 @@ func (a *Agent) lookAtMPS() {
 	}
 	now.epochs = maps.Clone(before.epochs)
 	type told struct {
-		to              affected
-		reason, message string
+		to                    affected
+		kind, reason, message string
 	}
 	var tell []told
+	said, more := map[string][]owed{}, false
 	a.mu.Lock()
 	for uuid, c := range now.cards {
 		was := before.cards[uuid]
@@ -239,7 +242,9 @@ func (a *Agent) lookAtMPS() {
 		c.lost = lostSince(was, c, now.unserved, time.Now())
 		if was.state.Ready && c.state.GoOn && c.wanted {
 			for _, w := range a.clients(uuid, 0) {
-				tell = append(tell, told{w, reasonMPSClosed, fmt.Sprintf(
+				a.owe(uuid, owedTo(w, false))
+				more = true
+				tell = append(tell, told{w, corev1.EventTypeWarning, reasonMPSClosed, fmt.Sprintf(
 					"card %s: %s. Programs of container %s that have the card go on; the card takes no others until it is held again",
 					name, c.state.Error, w.container)})
 			}
@@ -250,25 +255,32 @@ func (a *Agent) lookAtMPS() {
 				again = "It is started again once there is a keeper: " + now.unserved
 			}
 			for _, w := range a.clients(uuid, 0) {
-				tell = append(tell, told{w, reasonMPSDown, fmt.Sprintf(
+				a.owe(uuid, owedTo(w, false))
+				more = true
+				tell = append(tell, told{w, corev1.EventTypeWarning, reasonMPSDown, fmt.Sprintf(
 					"card %s: %s. Programs of container %s get errors from CUDA there. %s; until then nothing runs on the card, with limits or without",
 					name, orElse(c.state.Error, "its MPS daemon serves no more"), w.container, again)})
 			}
 		}
-		if c.state.Ready && now.epochs[uuid] != c.state.Epoch {
-			for _, w := range a.clients(uuid, c.state.Epoch) {
-				tell = append(tell, told{w, reasonMPSRestarted, fmt.Sprintf(
+		// Not before it is known who is there: the others would never hear.
+		if c.state.Ready && a.listed && a.watched {
+			var restarted []affected
+			if now.epochs[uuid] != c.state.Epoch {
+				restarted = a.clients(uuid, c.state.Epoch)
+				now.epochs[uuid] = c.state.Epoch
+			}
+			for _, w := range restarted {
+				tell = append(tell, told{w, corev1.EventTypeWarning, reasonMPSRestarted, fmt.Sprintf(
 					"card %s: its MPS daemon was started again and serves. What programs of container %s had there before is gone: they get errors from CUDA until they start anew",
 					name, w.container)})
 			}
-			now.epochs[uuid] = c.state.Epoch
-		}
-		if c.state.Ready {
-			for _, w := range a.owed[uuid] {
-				tell = append(tell, told{w, reasonMPSRestarted, fmt.Sprintf(
-					"card %s: its MPS daemon serves again, and container %s, which was stopped for it, can start", name, w.container)})
+			said[uuid] = slices.Clone(a.owed[uuid])
+			for _, o := range said[uuid] {
+				_, there := a.pods[o.UID]
+				if kind, reason, message := o.word(name, restarted); there && message != "" {
+					tell = append(tell, told{o.affected(), kind, reason, message})
+				}
 			}
-			delete(a.owed, uuid)
 		}
 		now.cards[uuid] = c
 	}
@@ -282,9 +294,15 @@ func (a *Agent) lookAtMPS() {
 	if remember {
 		a.remember(a.lastEpochs(), now.epochs)
 	}
+	if more { // before they hear what makes them wait for it
+		a.keepOwed()
+	}
 	for _, t := range tell {
 		a.Log.Warn("a pod is told of its MPS daemon", "pod", t.to.pod.namespace+"/"+t.to.pod.name, "reason", t.reason, "message", t.message)
-		a.event(t.to.pod, corev1.EventTypeWarning, t.reason, t.message)
+		a.event(t.to.pod, t.kind, t.reason, t.message)
+	}
+	if a.settleOwed(said) {
+		a.keepOwed()
 	}
 	if changed {
 		a.report()
@@ -295,10 +313,16 @@ func (a *Agent) lookAtMPS() {
 		}
 		a.onCard(uuid, stopping, func() bool {
 			stopped := a.stopLost(uuid, c.state)
+			if len(stopped) == 0 {
+				return false
+			}
 			a.mu.Lock()
-			a.owed[uuid] = append(a.owed[uuid], stopped...)
+			for _, w := range stopped {
+				a.owe(uuid, owedTo(w, true))
+			}
 			a.mu.Unlock()
-			return len(stopped) > 0
+			a.keepOwed()
+			return true
 		})
 	}
 }
