@@ -164,7 +164,7 @@ func (s localSource) condition() *doctor.Agent {
 		}
 		out.Cards = append(out.Cards, doctor.Card{
 			MPS:  mps,
-			UUID: c.UUID, Index: c.Index, MIGMode: c.MIGMode, Persistence: c.Persistence, Fault: c.Fault, ComputeFault: c.ComputeFault,
+			UUID: c.UUID, Index: c.Index, MIGMode: c.MIGMode, Persistence: c.Persistence, ComputeMode: string(c.ComputeMode), Fault: c.Fault, ComputeFault: c.ComputeFault,
 			MemoryMiB: c.MemoryMiB(), GrantedMiB: c.GrantedMiB, GrantedCores: c.GrantedCores, Slices: len(held[c.UUID]),
 		})
 	}

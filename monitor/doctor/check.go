@@ -24,7 +24,7 @@ const (
 func Check(f Facts) []api.Finding {
 	var out []api.Finding
 	for _, check := range []func(Facts) []api.Finding{
-		agent, nri, defaultRuntime, toolkitEnv, toolkitNRI, cdi, driver, software, devices, persistence, mig,
+		agent, nri, defaultRuntime, toolkitEnv, toolkitNRI, cdi, driver, software, devices, persistence, computeMode, mig,
 		cgroup, limits, compute, runDir, kubelet, slots, sharing, mps, journal, unadjusted, library, clock,
 	} {
 		for _, found := range check(f) {
@@ -285,6 +285,26 @@ func persistence(f Facts) []api.Finding {
 	return ok(check, "", "persistence mode is on")
 }
 
+func computeMode(f Facts) []api.Finding {
+	const check = "compute-mode"
+	var out []api.Finding
+	for _, c := range cardsOf(f) {
+		where, do := fmt.Sprintf("card %d (%s)", c.Index, c.UUID), fmt.Sprintf("nvidia-smi -i %d -c DEFAULT", c.Index)
+		switch c.ComputeMode {
+		case "":
+		case "prohibited":
+			out = append(out, fail(check, where, "its compute mode is PROHIBITED, which carve hasn't set", "no program can use it, and it takes no slices", do)...)
+		default:
+			out = append(out, warn(check, where, "its compute mode is "+c.ComputeMode+", which carve hasn't set",
+				"one process at a time can use it: of several containers, or of one with several processes, the others get CUDA_ERROR_DEVICE_UNAVAILABLE", do)...)
+		}
+	}
+	if out == nil {
+		return ok(check, "", "no card has a compute mode that carve hasn't set")
+	}
+	return out
+}
+
 func cardsOf(f Facts) []Card {
 	if f.Agent == nil {
 		return nil
@@ -435,7 +455,7 @@ func slots(f Facts) []api.Finding {
 	for _, c := range f.Agent.Cards {
 		where := fmt.Sprintf("card %d (%s)", c.Index, c.UUID)
 		held += c.Slices
-		if c.Fault != "" {
+		if c.Fault != "" && c.ComputeMode != "prohibited" { // see compute-mode
 			out = append(out, fail(check, where, "the card can't be used: "+c.Fault, "it takes no slices; pods that hold one keep it and fail to use it", "nvidia-smi -q -i "+strconv.Itoa(c.Index)+"; dmesg | grep -i xid")...)
 		}
 		if c.GrantedMiB > c.MemoryMiB || c.GrantedCores > 100 {

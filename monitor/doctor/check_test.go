@@ -69,6 +69,11 @@ var faults = []struct {
 	{"an MPS daemon that is down", func(f *Facts) {
 		f.Agent.Cards[0].MPS = &MPS{Fault: "no `carve mps` runs on this node", Since: time.Unix(1700000000, 0)}
 	}, "mps", api.LevelFail, []string{"2023-11-14T22:13:20Z", "no `carve mps` runs", "kubectl apply -k deploy/manifests/mps", "carve-mps", "spec.nodeName=n1"}},
+	{"a card that somebody prohibits", func(f *Facts) {
+		f.Agent.Cards[1].ComputeMode, f.Agent.Cards[1].Fault = "prohibited", "its compute mode is PROHIBITED"
+	}, "compute-mode", api.LevelFail, []string{"card 1 (GPU-b)", "PROHIBITED", "no program can use it", "nvidia-smi -i 1 -c DEFAULT"}},
+	{"a card that takes one process", func(f *Facts) { f.Agent.Cards[1].ComputeMode = "exclusive-process" }, "compute-mode", api.LevelWarn,
+		[]string{"card 1 (GPU-b)", "one process at a time", "nvidia-smi -i 1 -c DEFAULT"}},
 	{"grants refused", func(f *Facts) { f.Agent.Refused = 2 }, "agent", api.LevelWarn, []string{"2 pod(s)"}},
 	{"NRI switched off in containerd 1.7", func(f *Facts) {
 		f.Runtime.NRI, f.Runtime.ConfigVersion, f.Agent.LinkedSince = "off", 2, time.Time{}

@@ -72,7 +72,10 @@ type Card struct {
 	Index int
 	// MIGMode and Persistence are "enabled", "disabled" or empty.
 	MIGMode, Persistence string
-	Fault                string
+	// ComputeMode is the mode that somebody else than carve has set, "prohibited" or
+	// "exclusive-process"; empty where nobody has.
+	ComputeMode string
+	Fault       string
 	// ComputeFault says why its compute is given in turns, without the driver's word on
 	// what processes use; empty where it isn't.
 	ComputeFault string

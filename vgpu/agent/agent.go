@@ -172,6 +172,8 @@ type Agent struct {
 	releaseNext map[string]time.Time
 	// owed are those who wait for word that a card's MPS daemon serves again, by card.
 	owed map[string][]owed
+	// foreignModes are the compute modes of cards that somebody else has set, as was said.
+	foreignModes map[string]gpu.ComputeMode
 	// layers are Config.Layers with what is known of them.
 	layers []layerState
 	twins  twins

@@ -131,6 +131,7 @@ func (a *Agent) watchCards(ctx context.Context) {
 }
 
 func (a *Agent) readCards() {
+	held := a.heldByMPS()
 	inventory, err := a.inventory()
 	defer a.cardsAsked()
 	if err != nil {
@@ -151,6 +152,7 @@ func (a *Agent) readCards() {
 		a.setCards(inventory, false)
 		return
 	}
+	a.judgeModes(inventory.Cards, held)
 	a.findDriver(inventory.DriverVersion)
 	a.lookAtLayers(inventory.Cards)
 	a.setCards(inventory, true)

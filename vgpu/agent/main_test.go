@@ -108,7 +108,7 @@ func (c *twoCards) Inventory() (gpu.Inventory, error) {
 	for i, uuid := range []string{cardA, cardB} {
 		inv.Cards = append(inv.Cards, gpu.Card{
 			UUID: uuid, Index: i, Minor: i, Model: "NVIDIA A100-SXM4-80GB", NUMANode: -1,
-			MemoryBytes: 81920 << 20, ReservedBytes: 512 << 20, Fault: c.fault[uuid],
+			MemoryBytes: 81920 << 20, ReservedBytes: 512 << 20, Fault: c.fault[uuid], ComputeMode: c.modes[uuid],
 		})
 	}
 	return inv, nil

@@ -337,6 +337,7 @@ const (
 	reasonWritable       = "SlicesWritable"
 	reasonSharing        = "SharingConfigured"
 	reasonSharingRefused = "SharingConfigRefused"
+	reasonComputeMode    = "ComputeModeSet"
 	reasonResizeRefused  = "ResizeRefused"
 	reasonOverLimit      = "MemoryOverLimit"
 )

@@ -42,6 +42,8 @@ type Card struct {
 	// Persistence is "enabled", "disabled", or empty where the driver doesn't
 	// say.
 	Persistence string
+	// ComputeMode says how many processes may have contexts, empty where that isn't known.
+	ComputeMode ComputeMode
 	// Links are the links to the node's other cards.
 	Links []Link
 	// Fault says in a sentence why the card can't be used; empty for a card

@@ -216,6 +216,10 @@ func (c *card) begin(ctx context.Context) error {
 	if left := c.end(ctx); left != nil {
 		return c.hold(left)
 	}
+	if !c.state.Exclusive && c.prohibited() {
+		c.again = time.Now().Add(c.Pace.AgainMost)
+		return c.become(false, "the card's compute mode is PROHIBITED, which carve hasn't set: set it to DEFAULT (nvidia-smi -c DEFAULT) to have the card served")
+	}
 	c.state.Exclusive = true
 	if err := c.write(); err != nil {
 		return err
@@ -561,8 +565,10 @@ func (c *card) quit(ctx context.Context) error {
 	if left := c.end(ctx); left != nil {
 		return c.hold(left)
 	}
-	if err := c.setMode(gpu.ComputeDefault); err != nil {
-		return errors.Join(err, c.become(false, err.Error()))
+	if c.state.Exclusive { // else the mode is another's
+		if err := c.setMode(gpu.ComputeDefault); err != nil {
+			return errors.Join(err, c.become(false, err.Error()))
+		}
 	}
 	c.stepped("mode-back")
 	if err := c.Dir.clearDirs(c.uuid); err != nil {
@@ -573,6 +579,16 @@ func (c *card) quit(ctx context.Context) error {
 	c.again, c.wait, c.served, c.alone = time.Time{}, 0, time.Time{}, false
 	c.log.Info("MPS has ended on the card", "epoch", c.state.Epoch)
 	return c.become(false, "")
+}
+
+// prohibited reports whether nobody may use the card.
+func (c *card) prohibited() bool {
+	d, err := c.driver()
+	if err != nil {
+		return false // which setMode tells
+	}
+	is, err := d.ComputeMode(c.uuid)
+	return err == nil && is == gpu.ComputeProhibited
 }
 
 // setMode sets the card's compute mode where it is another one.

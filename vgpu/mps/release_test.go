@@ -42,6 +42,37 @@ func TestReleaseWithoutAKeeper(t *testing.T) {
 	r.ready(s.Epoch)
 }
 
+// Who prohibits a card means it: no daemon is started there, and the mode stays.
+func TestACardThatSomebodyElseProhibits(t *testing.T) {
+	r := newRig(t)
+	if err := r.mode.SetComputeMode(card0, gpu.ComputeProhibited); err != nil {
+		t.Fatal(err)
+	}
+	prohibited := func() {
+		t.Helper()
+		if mode, err := r.mode.ComputeMode(card0); err != nil || mode != gpu.ComputeProhibited || len(marked(card0)) > 0 {
+			t.Errorf("compute mode %s (%v), processes %v", mode, err, marked(card0))
+		}
+	}
+	r.keeper()
+	r.want(true)
+	r.until("a refusal", func(s State) bool {
+		return strings.Contains(s.Error, "compute mode is PROHIBITED, which carve hasn't set")
+	})
+	prohibited()
+	r.want(false)
+	r.until("its end", func(s State) bool { return s.Error == "" && s.Idle() })
+	prohibited()
+	r.want(true)
+	r.until("a refusal", func(s State) bool { return s.Error != "" })
+	if err := r.mode.SetComputeMode(card0, gpu.ComputeDefault); err != nil {
+		t.Fatal(err)
+	}
+	r.ready(0)
+	r.want(false)
+	r.idle()
+}
+
 // stuckModes is a driver that doesn't come back from a card.
 type stuckModes struct {
 	modeFile

@@ -115,6 +115,9 @@ func (d *Driver) card(index int) (gpu.Card, error) {
 			c.Persistence = "enabled"
 		}
 	}
+	if mode, r := dev.GetComputeMode(); r == nvml.SUCCESS {
+		c.ComputeMode = computeMode(mode)
+	}
 	if d.has("nvmlDeviceGetMigMode") {
 		if current, _, r := dev.GetMigMode(); r == nvml.SUCCESS {
 			c.MIGMode = "disabled"

@@ -25,11 +25,15 @@ func (d *Driver) ComputeMode(uuid string) (gpu.ComputeMode, error) {
 		if r != nvml.SUCCESS {
 			return "", fmt.Errorf("card %s: %w", uuid, fault("read compute mode", r))
 		}
-		if known, ok := computeModes[mode]; ok {
-			return known, nil
-		}
-		return gpu.ComputeOther, nil
+		return computeMode(mode), nil
 	})
+}
+
+func computeMode(mode nvml.ComputeMode) gpu.ComputeMode {
+	if known, ok := computeModes[mode]; ok {
+		return known
+	}
+	return gpu.ComputeOther
 }
 
 // SetComputeMode sets it, which takes root. It lasts until the driver is unloaded, or
