@@ -340,7 +340,7 @@ void carve_primary_released(const struct carve_driver *d, struct carve_state *s,
     }
     carve_unlock(&s->contexts_lock);
     if (c != NULL && (gone || reset)) {
-        carve_throttle_forget(d, s, (unsigned)closing.card, closing.id);
+        carve_throttles_forget(d, s, closing.id);
         carve_captures_forget(s, closing.id);
         carve_graphs_lost(s);
         drop_blocks(s, closing.id);

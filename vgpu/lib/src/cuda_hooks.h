@@ -386,6 +386,9 @@
     X(cuDeviceGetGraphMemAttribute) \
     X(cuGraphChildGraphNodeGetGraph) \
     X(cuGraphGetNodes)             \
+    X(cuGraphKernelNodeGetParams_v2) \
+    X(cuGraphMemcpyNodeGetParams)  \
+    X(cuGraphMemsetNodeGetParams)  \
     X(cuGraphMemAllocNodeGetParams) \
     X(cuGraphNodeGetType)
 

@@ -3,6 +3,7 @@
 
 #include "pointers.h"
 #include "reserves.h"
+#include "spread.h"
 
 #define SEGMENT_BYTES (32ull << 20) /* what the driver takes for allocations of a graph, at least */
 
@@ -18,6 +19,7 @@ struct ranges {
     CUdevice device; /* of the first one; what a graph takes on others is charged once it is there */
     CUgraph *todo;   /* graphs in graphs, as deep as they go: threads may have next to no stack */
     size_t todo_count, todo_room;
+    uint32_t cards; /* see spread.h */
     bool failed;
 };
 
@@ -80,7 +82,10 @@ static void gather(const struct carve_driver *d, struct carve_state *s, CUgraph 
         CUDA_MEM_ALLOC_NODE_PARAMS params = {.bytesize = 0};
         CUgraph child;
         (void)d->cuGraphNodeGetType(nodes[i], &type);
-        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && d->cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS &&
+        if (carve_spread_possible(s)) {
+            r->cards |= carve_spread_of(d, s, nodes[i], type);
+        }
+        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && d->cuGraphMemAllocNodeGetParams != NULL && d->cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS &&
             params.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
             r->device = r->count == 0 ? params.poolProps.location.id : r->device;
             if (params.poolProps.location.id == r->device) {
@@ -163,7 +168,7 @@ static bool add(struct carve_graphs *g, struct carve_graph graph) {
 
 bool carve_graph_made(const struct carve_driver *d, struct carve_state *s, CUgraphExec exec, CUgraph graph) {
     struct ranges r = {.device = -1};
-    if (d->cuGraphGetNodes == NULL || d->cuGraphNodeGetType == NULL || d->cuGraphMemAllocNodeGetParams == NULL) {
+    if (d->cuGraphGetNodes == NULL || d->cuGraphNodeGetType == NULL || (d->cuGraphMemAllocNodeGetParams == NULL && !carve_spread_possible(s))) {
         return true; /* a driver whose graphs have no memory */
     }
     for (gather(d, s, graph, &r); r.todo_count != 0 && !r.failed;) {
@@ -172,7 +177,7 @@ bool carve_graph_made(const struct carve_driver *d, struct carve_state *s, CUgra
     if (r.todo != NULL) {
         carve_unmap(r.todo, r.todo_room * sizeof r.todo[0]);
     }
-    bool good = !r.failed;
+    bool good = !r.failed && (!carve_spread_possible(s) || carve_spread_made(s, exec, r.cards));
     if (good && r.count != 0) {
         int reserve = carve_reserve_find(d, s, NULL, r.device, true);
         struct carve_graph one = {.exec = exec, .most_bytes = footprint(&r), .generation = UINT64_MAX, .reserve = reserve};

@@ -109,12 +109,14 @@ static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
     /* Drivers refuse that; while it is off the list nobody may make it anew. */
     struct carve_turn *turn = s != NULL && carve_is_primary(s, context, &device) ? carve_primary_turn(s, device) : NULL;
     bool known = s != NULL && carve_context_close(s, context, &closing);
-    struct carve_throttle *held = known ? carve_throttle_hold(s, (unsigned)closing.card) : NULL;
+    uint32_t held = known ? carve_throttles_hold(s) : 0;
     CUresult result = call(context);
-    if (held != NULL && result == CUDA_SUCCESS) {
-        carve_throttle_forget(carve_driver(), s, (unsigned)closing.card, closing.id);
+    if (held != 0 && result == CUDA_SUCCESS) {
+        carve_throttles_forget(carve_driver(), s, closing.id);
     }
-    carve_throttle_let_go(held);
+    if (held != 0) {
+        carve_throttles_let_go(s, held);
+    }
     if (known && result == CUDA_SUCCESS) {
         carve_captures_forget(s, closing.id);
         carve_context_closed(s, &closing);
@@ -271,18 +273,15 @@ CARVE_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     if (d->cuGreenCtxDestroy == NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    struct carve_throttle *held[CARVE_MAX_CARDS] = {NULL};
     struct carve_state *s = carve_state();
-    for (unsigned card = 0; card < CARVE_MAX_CARDS && s != NULL; card++) {
-        held[card] = carve_throttle_hold(s, card); /* a primary context may go along */
-    }
+    uint32_t held = s != NULL ? carve_throttles_hold(s) : 0; /* a primary context may go along */
     CUresult result = d->cuGreenCtxDestroy(green);
     bool gone = result == CUDA_SUCCESS && s != NULL && green != NULL;
     if (gone) {
         carve_green_gone(d, s, green);
     }
-    for (unsigned card = 0; card < CARVE_MAX_CARDS; card++) {
-        carve_throttle_let_go(held[card]);
+    if (held != 0) {
+        carve_throttles_let_go(s, held);
     }
     if (gone) {
         carve_reserves_follow(d);
@@ -301,15 +300,16 @@ static CUresult release(CUresult (*call)(CUdevice), CUdevice device, bool reset)
     /* Whether this is the last use, with which the context goes, shows afterwards only. */
     struct carve_state *s = carve_state();
     struct carve_turn *turn = s != NULL ? carve_primary_turn(s, device) : NULL;
-    int card = s != NULL ? carve_device_card(carve_driver(), s, device) : -1;
-    struct carve_throttle *held = card >= 0 ? carve_throttle_hold(s, (unsigned)card) : NULL;
+    uint32_t held = s != NULL ? carve_throttles_hold(s) : 0;
     CUresult result = call(device);
     CARVE_STEP("primary-released");
     bool released = s != NULL && result == CUDA_SUCCESS;
     if (released) {
         carve_primary_released(carve_driver(), s, device, reset);
     }
-    carve_throttle_let_go(held);
+    if (held != 0) {
+        carve_throttles_let_go(s, held);
+    }
     end_turn(turn);
     if (released) {
         carve_reserves_follow(carve_driver());

@@ -31,7 +31,7 @@ static const void *name_of(enum what what, uint64_t bytes) {
 static inline void begin(const struct carve_driver *d, struct carve_state *s, enum what what, uint64_t bytes, CUstream stream, bool per_thread, struct carve_launch *launch) {
     launch->throttle = NULL;
     if (s != NULL && bytes != 0 && carve_compute_divided(s)) {
-        carve_launch_wait(d, s, name_of(what, bytes), bytes / BYTES_A_NS + 1, stream, per_thread, launch);
+        carve_launch_wait(d, s, name_of(what, bytes), bytes / BYTES_A_NS + 1, stream, per_thread, false, launch);
     }
 }
 

@@ -2,6 +2,7 @@
 /* Hooks of executable graphs, for the memory that they allocate and the time that they take. */
 #include "graphs.h"
 #include "reserves.h"
+#include "spread.h"
 #include "throttle.h"
 
 /* An executable graph that can't be followed isn't handed out. */
@@ -10,6 +11,7 @@ static CUresult made(const struct carve_driver *d, CUresult result, CUgraphExec 
     if (s == NULL || carve_graph_made(d, s, *exec, graph)) {
         return result;
     }
+    (void)carve_spread_gone(s, *exec);
     (void)d->cuGraphExecDestroy(*exec);
     *exec = NULL;
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -74,7 +76,13 @@ CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     }
     struct carve_graph gone;
     bool known = s != NULL && __atomic_load_n(&s->graphs.count, __ATOMIC_ACQUIRE) != 0 && (s = carve_state()) != NULL && carve_graph_gone(s, exec, &gone);
+    struct carve_state *now = __atomic_load_n(&carve_state_now, __ATOMIC_ACQUIRE);
+    bool spread = now != NULL && __atomic_load_n(&now->spreads.count, __ATOMIC_ACQUIRE) != 0 && (now = carve_state()) != NULL;
+    uint32_t cards = spread ? carve_spread_gone(now, exec) : 0;
     CUresult result = d->cuGraphExecDestroy(exec);
+    if (cards != 0 && result != CUDA_SUCCESS) {
+        (void)carve_spread_made(now, exec, cards); /* there was room for it */
+    }
     if (known && result != CUDA_SUCCESS) {
         carve_graph_back(s, &gone);
     }
@@ -89,6 +97,18 @@ CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     }                                                                          \
     return carve_graph_run(d, exec, stream, per_thread, d->function)
 
+/* One that works on several cards, or on another than its stream's, waits for the share of each, and pays on each as
+ * long as it takes in all: what of that each had the driver's word on it tells. */
+__attribute__((noinline)) static CUresult launch_spread(const struct carve_driver *d, struct carve_state *s, CUgraphExec exec, CUstream stream, bool per_thread, uint32_t cards, carve_graph_call *call) {
+    struct carve_launch launches[CARVE_MAX_CARDS];
+    unsigned count = carve_launch_wait_on(d, s, carve_launch_key(exec, 0), cards, stream, per_thread, launches);
+    CUresult result = carve_graph_run(d, exec, stream, per_thread, call);
+    for (unsigned i = 0; i < count; i++) {
+        carve_launch_end(d, s, &launches[i], result);
+    }
+    return result;
+}
+
 /* A launch waits for the share of compute first. */
 #define LAUNCH(function, per_thread)                                                 \
     const struct carve_driver *d = carve_driver();                                   \
@@ -97,6 +117,10 @@ CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
         return CUDA_ERROR_NOT_SUPPORTED;                                             \
     }                                                                                \
     struct carve_state *s = carve_state();                                           \
+    uint32_t cards = s != NULL && carve_compute_divided(s) ? carve_spread_find(s, exec) : 0; \
+    if (CARVE_UNLIKELY(cards != 0 && cards != CARVE_SPREAD_HERE)) {                  \
+        return launch_spread(d, s, exec, stream, per_thread, cards, d->function);    \
+    }                                                                                \
     carve_launch_begin(d, s, exec, 0, stream, per_thread, &launch);                  \
     CUresult result = carve_graph_run(d, exec, stream, per_thread, d->function);     \
     carve_launch_end(d, s, &launch, result);                                         \

@@ -105,7 +105,14 @@ CARVE_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *l
         unsigned i = order[n];
         launches[i].throttle = NULL;
         if (devices[i] >= 0 && enter(d, list[i].hStream)) {
-            carve_launch_begin(d, s, list[i].function, volume(list[i].gridDimX, list[i].gridDimY, list[i].gridDimZ) * volume(list[i].blockDimX, list[i].blockDimY, list[i].blockDimZ), list[i].hStream, false, &launches[i]);
+            uint64_t threads = volume(list[i].gridDimX, list[i].gridDimY, list[i].gridDimZ) * volume(list[i].blockDimX, list[i].blockDimY, list[i].blockDimZ);
+            carve_launch_wait(d, s, carve_launch_key(list[i].function, threads), 0, list[i].hStream, false, true, &launches[i]);
+            leave(d);
+        }
+    }
+    for (unsigned i = 0; i < count; i++) {
+        if (launches[i].throttle != NULL && enter(d, list[i].hStream)) {
+            carve_launch_take_off(d, s, &launches[i]);
             leave(d);
         }
     }

@@ -201,6 +201,19 @@ struct carve_graphs { /* under the lock of reserves */
     uint64_t generation; /* grows when memory may have gone from one to another, or back to the card */
 };
 
+/* The cards that an executable graph works on: see spread.h. */
+struct carve_spread {
+    CUgraphExec exec; /* NULL: free place */
+    uint32_t cards;
+};
+
+struct carve_spreads {
+    carve_lock_t lock;
+    uint32_t count;
+    uint32_t bits; /* there is room for 1 << bits, or none */
+    struct carve_spread *list;
+};
+
 /* A stream that is being captured: see throttle.h. */
 struct carve_capture {
     CUstream stream;
@@ -238,6 +251,7 @@ struct carve_state {
     struct carve_virtual virtual; /* under the lock of pointers */
     struct carve_reserves reserves;
     struct carve_graphs graphs;
+    struct carve_spreads spreads;
     struct carve_arrays arrays;
     struct carve_account accounts[CARVE_MAX_CARDS];
 

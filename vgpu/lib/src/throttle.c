@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "flights.h"
+#include "spread.h"
 
 enum { PROBES = 16 }; /* places of a function in the table of costs */
 
@@ -199,7 +200,7 @@ static void leave(const struct carve_driver *d, bool elsewhere) {
     }
 }
 
-static void wait_there(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, const struct carve_place *place, struct carve_launch *l) {
+static void wait_there(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, const struct carve_place *place, bool later, struct carve_launch *l) {
     struct carve_terms terms;
     struct carve_throttle *t = throttle_of(s, place->card);
     if (t == NULL) {
@@ -254,14 +255,34 @@ static void wait_there(const struct carve_driver *d, struct carve_state *s, cons
             l->throttle = NULL;
         } else if (carve_can_measure(d, s, l->per_thread)) {
             carve_flights_look(d, s, t, place->card, terms.share_ppm);
-            carve_flight_take_off(d, t, place->context, l);
+            if (!later) {
+                carve_flight_take_off(d, t, place->context, l);
+            }
         }
         publish(s, place->card, &t->credit);
     }
     carve_unlock(&t->lock);
 }
 
-void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, struct carve_launch *l) {
+/* Of a launch that was let go before others were. */
+static void take_off(const struct carve_driver *d, struct carve_state *s, uint32_t context, const struct carve_launch *l) {
+    struct carve_throttle *t = l->throttle;
+    if (t != NULL && l->ticket.sampled && l->flight >= 0 && carve_can_measure(d, s, l->per_thread)) {
+        carve_lock(&t->lock);
+        t->flights[l->flight].launched_at = carve_throttle_now(d);
+        carve_flight_take_off(d, t, context, l);
+        carve_unlock(&t->lock);
+    }
+}
+
+void carve_launch_take_off(const struct carve_driver *d, struct carve_state *s, const struct carve_launch *l) {
+    struct carve_place place;
+    if (carve_current(d, s, &place) == CARVE_HERE) {
+        take_off(d, s, place.context, l);
+    }
+}
+
+void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, bool later, struct carve_launch *l) {
     struct carve_place place;
     if (captured(d, s, stream, per_thread)) {
         return;
@@ -269,9 +290,39 @@ void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, cons
     l->stream = stream;
     l->per_thread = per_thread;
     if (place_of(d, s, stream, &place, &l->elsewhere) == CARVE_HERE && carve_slot(s)) {
-        wait_there(d, s, key, guess_ns, &place, l);
+        wait_there(d, s, key, guess_ns, &place, later, l);
     }
     leave(d, l->elsewhere);
+}
+
+unsigned carve_launch_wait_on(const struct carve_driver *d, struct carve_state *s, const void *key, uint32_t cards, CUstream stream, bool per_thread, struct carve_launch list[CARVE_MAX_CARDS]) {
+    struct carve_place place = {.card = 0};
+    bool elsewhere;
+    unsigned count = 0;
+    if (captured(d, s, stream, per_thread)) {
+        return 0;
+    }
+    enum carve_where where = place_of(d, s, stream, &place, &elsewhere);
+    if ((cards & CARVE_SPREAD_HERE) != 0 && where == CARVE_HERE) {
+        cards |= 1u << place.card;
+    }
+    if (where != CARVE_NOWHERE && carve_slot(s)) {
+        /* In the same order by all, or two of them could wait for one another. */
+        for (unsigned card = 0; card < CARVE_MAX_CARDS; card++) {
+            if ((cards >> card & 1) != 0) {
+                struct carve_launch *l = &list[count];
+                *l = (struct carve_launch){.stream = stream, .per_thread = per_thread, .elsewhere = elsewhere};
+                place.card = card;
+                wait_there(d, s, key, 0, &place, true, l);
+                count += l->throttle != NULL;
+            }
+        }
+        for (unsigned i = 0; i < count; i++) {
+            take_off(d, s, place.context, &list[i]);
+        }
+    }
+    leave(d, elsewhere);
+    return count;
 }
 
 void carve_launch_over(const struct carve_driver *d, struct carve_state *s, struct carve_launch *l, CUresult result) {
@@ -350,11 +401,10 @@ void carve_throttle_look_slow(const struct carve_driver *d, struct carve_state *
 
 /* ---------------------------------------------------------------------------------------- contexts */
 
-struct carve_throttle *carve_throttle_hold(struct carve_state *s, unsigned card) {
-    struct carve_throttle *t = __atomic_load_n(&s->throttles[card], __ATOMIC_ACQUIRE);
+static bool hold(struct carve_throttle *t) {
     unsigned round = 0;
     if (t == NULL) {
-        return NULL;
+        return false;
     }
     carve_lock(&t->lock);
     t->holds++;
@@ -364,20 +414,31 @@ struct carve_throttle *carve_throttle_hold(struct carve_state *s, unsigned card)
         carve_lock(&t->lock);
     }
     carve_unlock(&t->lock);
-    return t;
+    return true;
 }
 
-void carve_throttle_let_go(struct carve_throttle *t) {
-    if (t != NULL) {
-        carve_lock(&t->lock);
-        t->holds--;
-        carve_unlock(&t->lock);
+uint32_t carve_throttles_hold(struct carve_state *s) {
+    uint32_t held = 0;
+    for (unsigned card = 0; card < CARVE_MAX_CARDS; card++) {
+        held |= (uint32_t)hold(__atomic_load_n(&s->throttles[card], __ATOMIC_ACQUIRE)) << card;
+    }
+    return held;
+}
+
+void carve_throttles_let_go(struct carve_state *s, uint32_t held) {
+    for (unsigned card = 0; held >> card != 0; card++) {
+        struct carve_throttle *t = (held >> card & 1) != 0 ? s->throttles[card] : NULL;
+        if (t != NULL) {
+            carve_lock(&t->lock);
+            t->holds--;
+            carve_unlock(&t->lock);
+        }
     }
 }
 
-void carve_throttle_forget(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t context) {
+static void forget(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t context) {
     struct carve_throttle *t = __atomic_load_n(&s->throttles[card], __ATOMIC_ACQUIRE);
-    if (t == NULL || context == 0) {
+    if (t == NULL) {
         return;
     }
     uint64_t now = carve_throttle_now(d);
@@ -404,4 +465,10 @@ void carve_throttle_forget(const struct carve_driver *d, struct carve_state *s, 
     }
     publish(s, card, &t->credit);
     carve_unlock(&t->lock);
+}
+
+void carve_throttles_forget(const struct carve_driver *d, struct carve_state *s, uint32_t context) {
+    for (unsigned card = 0; card < CARVE_MAX_CARDS && context != 0; card++) {
+        forget(d, s, card, context);
+    }
 }

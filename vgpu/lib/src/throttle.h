@@ -42,8 +42,13 @@ static inline bool carve_compute_divided(const struct carve_state *s) {
 
 /* Waits until the launch may go. key names what is launched: a function, an executable graph, a size of copies.
  * guess_ns: what it takes as long as nothing is known of it; 0: CARVE_COST_UNSEEN_NS. per_thread: stream 0 is the
- * thread's own. */
-void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, struct carve_launch *launch);
+ * thread's own. later: the caller has others to wait for, which isn't this card's time; carve_launch_take_off comes
+ * right before the launch then, with the stream's context being current. */
+void carve_launch_wait(const struct carve_driver *d, struct carve_state *s, const void *key, uint64_t guess_ns, CUstream stream, bool per_thread, bool later, struct carve_launch *launch);
+void carve_launch_take_off(const struct carve_driver *d, struct carve_state *s, const struct carve_launch *launch);
+/* The same for what works on a set of cards, see spread.h: a launch for each of those on which it has to be paid, which
+ * end with carve_launch_over. Returns how many these are. */
+unsigned carve_launch_wait_on(const struct carve_driver *d, struct carve_state *s, const void *key, uint32_t cards, CUstream stream, bool per_thread, struct carve_launch list[CARVE_MAX_CARDS]);
 void carve_launch_over(const struct carve_driver *d, struct carve_state *s, struct carve_launch *launch, CUresult result);
 
 /* A function's launches cost by their size: a key for steps of half an octave. What it costs by its arguments isn't
@@ -58,7 +63,7 @@ static inline const void *carve_launch_key(const void *function, uint64_t thread
 static inline void carve_launch_begin(const struct carve_driver *d, struct carve_state *s, const void *what, uint64_t threads, CUstream stream, bool per_thread, struct carve_launch *launch) {
     launch->throttle = NULL;
     if (s != NULL && carve_compute_divided(s)) {
-        carve_launch_wait(d, s, carve_launch_key(what, threads), 0, stream, per_thread, launch);
+        carve_launch_wait(d, s, carve_launch_key(what, threads), 0, stream, per_thread, false, launch);
     }
 }
 
@@ -78,11 +83,12 @@ static inline void carve_throttle_look(const struct carve_driver *d) {
     }
 }
 
-/* A context of the card is about to go, with its events: between hold and let_go nobody asks the driver for events
- * there. Once it is gone, and before let_go, it is forgotten. */
-struct carve_throttle *carve_throttle_hold(struct carve_state *s, unsigned card); /* NULL: nothing was launched there */
-void carve_throttle_let_go(struct carve_throttle *held);
-void carve_throttle_forget(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t context);
+/* A context is about to go, with its events, which stand around launches on other cards, too: between hold and let_go
+ * nobody asks the driver for events. Once it is gone, and before let_go, it is forgotten. held is of the cards on which
+ * something was launched. */
+uint32_t carve_throttles_hold(struct carve_state *s);
+void carve_throttles_let_go(struct carve_state *s, uint32_t held);
+void carve_throttles_forget(const struct carve_driver *d, struct carve_state *s, uint32_t context);
 
 /* Captures of streams. The count goes up before one begins, so that no event of ours comes after. */
 void carve_capture_begins(struct carve_state *s);

@@ -18,6 +18,7 @@ extern const char kernel_text[];
 #define CUDA(name) ((__typeof__(name) *)dlsym(api->handle, #name))
 
 __attribute__((unused)) static uint64_t (*clock_ns)(void);
+__attribute__((unused)) static int (*busy_ns)(unsigned int card, unsigned int pid, uint64_t *out);
 
 /* A share of card 0, by the file that the agent would make. */
 __attribute__((unused)) static struct api with_share(uint32_t ppm) {
@@ -33,6 +34,7 @@ __attribute__((unused)) static struct api with_share(uint32_t ppm) {
     }
     l->compute = 1;
     clock_ns = (uint64_t(*)(void))dlsym(dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD), "softgpu_clock_ns");
+    busy_ns = (int (*)(unsigned int, unsigned int, uint64_t *))dlsym(dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD), "softgpu_busy_ns");
     return start_in_share();
 }
 

@@ -215,8 +215,8 @@ static void waits_for_the_program(void) {
 }
 
 /* A launch on two cards at once waits for the share of each, and each pays. */
-static void several_cards(void) {
-    struct api a = with_share(300000), *api = &a;
+static void several_cards(bool first) {
+    struct api a = with_share(first ? 300000 : 500000), *api = &a;
     CUcontext contexts[2] = {NULL};
     CUmodule module = NULL;
     CUstream streams[2] = {NULL};
@@ -227,7 +227,7 @@ static void several_cards(void) {
     bool good = true;
     unsigned widths[2] = {as_wide_as(api, 0), as_wide_as(api, 1)}, both = widths[0] < widths[1] ? widths[0] : widths[1];
     for (int bank = 0; bank < 2; bank++) {
-        box_limits()->banks[bank].cards[1].compute_ppm = 500000;
+        box_limits()->banks[bank].cards[1].compute_ppm = first ? 500000 : 300000;
         box_limits()->banks[bank].cards[1].flags = CARVE_CARD_COMPUTE_FIXED;
     }
     box_flags(CARVE_LIMITS_SELF_VISIBLE);
@@ -251,12 +251,96 @@ static void several_cards(void) {
         work += ns;
     }
     double got = 100.0 * (double)work / (double)(clock_ns() - from);
-    check(good && fabs(got - 30) <= 2, "launches on two cards, with 30 %% of the one and 50 of the other: %.2f of 30 %%", got);
+    check(good && fabs(got - 30) <= 2, "launches on two cards, with 30 %% of the %s and 50 of the other: %.2f of 30 %%", first ? "first" : "second", got);
     for (int i = 0; i < 2; i++) {
         good &= CUDA(cuCtxSetCurrent)(contexts[i]) == CUDA_SUCCESS && CUDA(cuCtxSynchronize)() == CUDA_SUCCESS;
     }
     double paid[2] = {(double)lines[0]->charged_ns / 1e6, (double)lines[1]->charged_ns / 1e6};
     check(good && paid[0] > 1500 && paid[1] > 1500 && lines[0]->since_ns == 0 && lines[1]->since_ns == 0, "each is paid (%.0f and %.0f ms)", paid[0], paid[1]);
+    check(fabs(paid[0] - paid[1]) < 0.1 * paid[0], "and neither for the time in which the other was waited for");
+}
+
+/* What a graph does is paid by the card where its nodes' contexts are, whatever stream it is launched in. */
+static void graphs_of_others(void) {
+    struct api a = with_share(300000), *api = &a;
+    CUcontext contexts[2] = {NULL};
+    CUmodule module = NULL;
+    CUfunction spins[2] = {NULL};
+    CUstream stream = NULL, there = NULL;
+    CUevent events[2] = {NULL};
+    CUdeviceptr none = 0, far = 0;
+    uint64_t ns = 1000000;
+    void *parameters[] = {&ns, &none};
+    bool good = true;
+    unsigned widths[2] = {as_wide_as(api, 0), as_wide_as(api, 1)};
+    for (int bank = 0; bank < 2; bank++) {
+        box_limits()->banks[bank].cards[1].compute_ppm = 200000;
+        box_limits()->banks[bank].cards[1].flags = CARVE_CARD_COMPUTE_FIXED;
+    }
+    box_flags(CARVE_LIMITS_SELF_VISIBLE);
+    for (int i = 1; i >= 0; i--) {
+        good &= CUDA(cuCtxCreate_v2)(&contexts[i], 0, i) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS &&
+                CUDA(cuModuleGetFunction)(&spins[i], module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(i == 0 ? &stream : &there, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+                CUDA(cuEventCreate)(&events[i], 2) == CUDA_SUCCESS && (i == 0 || a.cuMemAlloc_v2(&far, 16 * MIB) == CUDA_SUCCESS);
+    }
+    check(good, "graphs on other cards: set up");
+    struct carve_usage_line *lines[2] = {&box_usage()->lines[0][0], &box_usage()->lines[1][0]};
+    enum { CAPTURED, SETS, CHILD, UPDATED, BOTH, KINDS };
+    static const char *const what[KINDS] = {"a captured kernel", "memory that is set", "a kernel in a graph in it", "a kernel that is updated", "kernels on both"};
+    CUDA_KERNEL_NODE_PARAMS_v2 kernels[2];
+    for (int i = 0; i < 2; i++) {
+        kernels[i] = (CUDA_KERNEL_NODE_PARAMS_v2){.func = spins[i], .gridDimX = widths[i], .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1024, .blockDimY = 1, .blockDimZ = 1, .kernelParams = parameters};
+    }
+    for (int kind = 0; kind < KINDS && good; kind++) {
+        CUgraph graph = NULL, inner = NULL;
+        CUgraphExec exec = NULL;
+        CUgraphNode node = NULL, other = NULL;
+        if (kind == CAPTURED) {
+            good = CUDA(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS && CUDA(cuEventRecord)(events[0], stream) == CUDA_SUCCESS &&
+                   CUDA(cuCtxSetCurrent)(contexts[1]) == CUDA_SUCCESS && CUDA(cuStreamWaitEvent)(there, events[0], 0) == CUDA_SUCCESS &&
+                   CUDA(cuLaunchKernel)(spins[1], widths[1], 1, 1, 1024, 1, 1, 0, there, parameters, NULL) == CUDA_SUCCESS && CUDA(cuEventRecord)(events[1], there) == CUDA_SUCCESS &&
+                   CUDA(cuCtxSetCurrent)(contexts[0]) == CUDA_SUCCESS && CUDA(cuStreamWaitEvent)(stream, events[1], 0) == CUDA_SUCCESS && CUDA(cuStreamEndCapture)(stream, &graph) == CUDA_SUCCESS;
+        } else {
+            CUDA_MEMSET_NODE_PARAMS fill = {.dst = far, .value = 7, .elementSize = 4, .width = 4 * MIB, .height = 1};
+            good = CUDA(cuGraphCreate)(&graph, 0) == CUDA_SUCCESS && CUDA(cuGraphCreate)(&inner, 0) == CUDA_SUCCESS;
+            if (kind == SETS) {
+                good &= CUDA(cuGraphAddMemsetNode)(&node, graph, NULL, 0, &fill, contexts[1]) == CUDA_SUCCESS;
+            } else {
+                good &= CUDA(cuGraphAddKernelNode_v2)(&node, kind == CHILD ? inner : graph, NULL, 0, &kernels[1]) == CUDA_SUCCESS;
+            }
+            if (kind == CHILD) {
+                good &= CUDA(cuGraphAddChildGraphNode)(&node, graph, NULL, 0, inner) == CUDA_SUCCESS;
+            } else if (kind == BOTH) {
+                good &= CUDA(cuGraphAddKernelNode_v2)(&other, graph, NULL, 0, &kernels[0]) == CUDA_SUCCESS;
+            }
+        }
+        good = good && CUDA(cuGraphInstantiateWithFlags)(&exec, graph, 0) == CUDA_SUCCESS;
+        if (kind == UPDATED && good) {
+            ns = 3000000;
+            good = CUDA(cuGraphExecKernelNodeSetParams_v2)(exec, node, &kernels[1]) == CUDA_SUCCESS;
+        }
+        uint64_t begin = clock_ns(), from = 0, now, paid[2] = {lines[0]->charged_ns, lines[1]->charged_ns}, busy[2] = {0, 0};
+        if (kind == SETS) { /* which takes the software GPU no time */
+            good = good && CUDA(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS;
+            check(good && lines[0]->since_ns == 0 && lines[1]->since_ns != 0 && CUDA(cuStreamSynchronize)(stream) == CUDA_SUCCESS, "memory that is set is paid by its card");
+            continue;
+        }
+        while (good && (now = clock_ns()) < begin + 5000 * MS) {
+            if (from == 0 && now >= begin + 1000 * MS) {
+                from = now;
+                good = busy_ns(1, (unsigned)getpid(), &busy[0]) == 0;
+            }
+            good &= CUDA(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS;
+        }
+        good &= busy_ns(1, (unsigned)getpid(), &busy[1]) == 0;
+        double got = 100.0 * (double)(busy[1] - busy[0]) / (double)(clock_ns() - from);
+        check(good && fabs(got - 20) <= 2, "%s on another card than the stream's: %.2f of 20 %% of that one", what[kind], got);
+        good &= CUDA(cuStreamSynchronize)(stream) == CUDA_SUCCESS;
+        check(lines[1]->charged_ns > paid[1] && (lines[0]->charged_ns > paid[0]) == (kind == BOTH) && lines[0]->since_ns == 0 && lines[1]->since_ns == 0, "and paid where it ran (%.2f and %.2f ms)", (double)(lines[0]->charged_ns - paid[0]) / 1e6, (double)(lines[1]->charged_ns - paid[1]) / 1e6);
+        good &= CUDA(cuGraphExecDestroy)(exec) == CUDA_SUCCESS && CUDA(cuGraphDestroy)(graph) == CUDA_SUCCESS && (inner == NULL || CUDA(cuGraphDestroy)(inner) == CUDA_SUCCESS);
+    }
+    check(good && CUDA(cuCtxSetCurrent)(contexts[1]) == CUDA_SUCCESS && a.cuCtxDestroy_v2(contexts[0]) == CUDA_SUCCESS && CUDA(cuCtxSynchronize)() == CUDA_SUCCESS, "and all is well at the end");
+    check(CUDA(cuLaunchKernel)(spins[1], widths[1], 1, 1, 1024, 1, 1, 0, there, parameters, NULL) == CUDA_SUCCESS && CUDA(cuStreamSynchronize)(there) == CUDA_SUCCESS, "after the stream's context went, too");
 }
 
 /* What is set and copied within a card is paid like a launch: here behind a value that the program writes later, so
@@ -330,7 +414,7 @@ static double in_process(const char *program, unsigned load, unsigned percent) {
     return pipe != NULL && pclose(pipe) == 0 ? got : -1;
 }
 
-/* compute_test: all; graphs, signals, values, copies, two-cards: those; LOAD PERCENT: that case; bench: what the errors are. */
+/* compute_test: all; graphs, signals, values, copies, two-cards, two,other, others-graphs: those; LOAD PERCENT: that case; bench: what the errors are. */
 int main(int argc, char **argv) {
     static const unsigned percents[] = {30, 50, 80};
     bool bench = argc == 2 && strcmp(argv[1], "bench") == 0;
@@ -349,8 +433,11 @@ int main(int argc, char **argv) {
         case 'c':
             copies();
             break;
+        case 'o':
+            graphs_of_others();
+            break;
         case 't':
-            several_cards();
+            several_cards(argv[1][3] == '-');
             break;
         case 'v':
             waits_for_the_program();
@@ -380,8 +467,8 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < ODD; i++) {
         check(in_process(argv[0], LOADS + i, i % 2 == 0 ? 20 : 60) >= 0, "%s", odd[i].name);
     }
-    static const char *const others[] = {"graphs", "signals", "signals-that-restart", "values", "copies", "two-cards"};
-    for (int i = 0; i < 6; i++) {
+    static const char *const others[] = {"graphs", "signals", "signals-that-restart", "values", "copies", "two-cards", "two,other", "others-graphs"};
+    for (int i = 0; i < 8; i++) {
         char itself[256];
         snprintf(itself, sizeof itself, "%s %s >&2", argv[0], others[i]);
         check(system(itself) == 0, "%s", others[i]);

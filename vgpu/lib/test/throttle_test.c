@@ -370,7 +370,7 @@ static void contexts_that_go(void) {
             launch(s, 1, 0, 4 * MS, CUDA_SUCCESS);
         }
         carve_launch_begin(&driver, s, (const void *)1, 0, NULL, false, &l);
-        struct carve_throttle *held = carve_throttle_hold(s, 0);
+        uint32_t held = carve_throttles_hold(s);
         for (unsigned i = 0; i < EVENTS_AT_MOST; i++) {
             live_events -= events[i].live;
             events[i].live = false; /* the driver has taken it away */
@@ -378,8 +378,8 @@ static void contexts_that_go(void) {
         unsigned before = dead_events;
         rest(s, SECOND);
         check(dead_events == before, "while a context goes nobody asks for its events");
-        carve_throttle_forget(&driver, s, 0, 1);
-        carve_throttle_let_go(held);
+        carve_throttles_forget(&driver, s, 1);
+        carve_throttles_let_go(s, held);
         rest(s, SECOND);
         check(dead_events == before, "nor later");
         if (moment == 1) { /* another context's work in between takes whatever place is free */
