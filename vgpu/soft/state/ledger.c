@@ -179,6 +179,16 @@ static void bury(soft_region *region, uint32_t index) {
   atomic_store(&slot->state, SOFT_SLOT_FREE);
 }
 
+/* The kernel closes descriptors, and so frees, before it starts the next program. */
+void soft_ledger_replaced(soft_region *region, uint32_t index) {
+  soft_slot *slot = &region->state->slots[index];
+  slot->dead_real_ns = slot->seen_real_ns;
+  atomic_store(&slot->state, SOFT_SLOT_DEAD);
+  soft_sched_drop_slot(region, index);
+  if (slot->kind == SOFT_KIND_SERVER) soft_mps_end_clients(region, index);
+  bury(region, index);
+}
+
 void soft_ledger_sweep(soft_region *region, bool force) {
   soft_header *header = &region->state->header;
   uint64_t now = soft_real_ns();

@@ -45,6 +45,9 @@ soft_error soft_ledger_open_server(soft_region *region, uint32_t card);
  */
 void soft_ledger_sweep(soft_region *region, bool force);
 
+/* Frees at once what the program had that ran in this process before exec. */
+void soft_ledger_replaced(soft_region *region, uint32_t index);
+
 /* The same for a library that has no slot yet, and so can't hold the lock in its own name. */
 void soft_ledger_sweep_from_outside(soft_region *region);
 

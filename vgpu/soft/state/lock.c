@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -47,6 +48,14 @@ static uint64_t start_ticks(void) {
   return at ? strtoull(at + 1, NULL, 10) : 0;
 }
 
+/* The kernel gives each program 16 random bytes. */
+static uint64_t image(void) {
+  uint64_t bytes[2] = {0};
+  const void *at = (const void *)getauxval(AT_RANDOM);
+  if (at) memcpy(bytes, at, sizeof bytes);
+  return bytes[0] ^ bytes[1];
+}
+
 static void own_name(char *out, size_t size) {
   ssize_t n = readlink("/proc/self/exe", out, size - 1);
   if (n < 0) n = 0;
@@ -57,11 +66,15 @@ static bool same_process(const soft_region *region, const soft_slot *slot) {
   return slot->pid == region->pid && slot->pid_namespace == region->pid_namespace && slot->start_ticks == region->start_ticks;
 }
 
+/* What ran in this process before exec: its locks went with its descriptors. */
+static bool predecessor(const soft_region *region, const soft_slot *slot) { return same_process(region, slot) && slot->image != region->image; }
+
 bool soft_slot_alive(const soft_region *region, uint32_t index, uint32_t *host_pid) {
   if (host_pid) *host_pid = 0;
   const soft_slot *slot = soft_slot_at(region, index);
   if (!slot) return false;
   /* the kernel never reports our own locks as in the way */
+  if (predecessor(region, slot)) return false;
   if (same_process(region, slot)) {
     if (host_pid) *host_pid = region->pid;
     return true;
@@ -80,6 +93,7 @@ soft_error soft_slot_claim(soft_region *region, uint32_t kind) {
   region->pid = (uint32_t)getpid();
   region->pid_namespace = namespace_inode();
   region->start_ticks = start_ticks();
+  region->image = image();
 
   for (int attempt = 0; attempt < 2; attempt++) {
     for (uint32_t i = 0; i < SOFT_SPARE_SLOT; i++) {
@@ -102,11 +116,17 @@ soft_error soft_slot_claim(soft_region *region, uint32_t kind) {
       slot->pid = region->pid;
       slot->pid_namespace = region->pid_namespace;
       slot->start_ticks = region->start_ticks;
+      slot->image = region->image;
       soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
       if (error != SOFT_OK) {
         region->me = SOFT_NO_INDEX;
         atomic_store(&slot->state, SOFT_SLOT_FREE);
         return error;
+      }
+      for (uint32_t k = 0; k < soft_slots_high(region); k++) {
+        const soft_slot *other = &region->state->slots[k];
+        uint32_t state = atomic_load(&other->state);
+        if (k != i && (state == SOFT_SLOT_LIVE || state == SOFT_SLOT_DEAD) && predecessor(region, other)) soft_ledger_replaced(region, k);
       }
       region->my_generation = ++slot->generation;
       slot->clock_members = 0;

@@ -34,7 +34,7 @@ typedef struct {
   int shared_fd;           /* file with the bytes that processes share, objects.h */
   uint32_t me;             /* own slot, or SOFT_NO_INDEX */
   uint64_t my_generation;
-  uint64_t pid_namespace, start_ticks;
+  uint64_t pid_namespace, start_ticks, image;
   uint32_t pid;
   char device_prefix[512]; /* in front of /dev/nvidia0: the root, or nothing in a container */
 } soft_region;

@@ -166,6 +166,7 @@ typedef struct {
   uint64_t generation;       /* counts the owners of this slot */
   uint64_t pid_namespace;    /* inode of /proc/self/ns/pid, 0 unknown */
   uint64_t start_ticks;      /* start time of the process, 0 unknown */
+  uint64_t image;            /* differs between two programs that one process ran by exec */
   uint32_t pid;              /* as the process itself sees it */
   uint32_t clock_members;    /* threads that the virtual clock waits for */
   uint64_t seen_namespace;   /* the last observer that saw it alive, */

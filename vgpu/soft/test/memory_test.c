@@ -1,5 +1,6 @@
 /* Memory: rounding, contexts, exact limits, death, and the lock's recovery. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,52 @@ static void death(void) {
   run_tool("softgpu", "set", state_open()->device_prefix, "free-delay=200ms", NULL);
 }
 
+/* Both programs of one process, by exec. */
+static void take(child *self, void *library, int size_mib) {
+  CUcontext context = NULL;
+  CUdeviceptr p = 0;
+  CUresult result = ((__typeof__(cuInit) *)dlsym(library, "cuInit"))(0);
+  if (result == CUDA_SUCCESS) result = ((__typeof__(cuCtxCreate_v2) *)dlsym(library, "cuCtxCreate_v2"))(&context, 0, 0);
+  if (result == CUDA_SUCCESS) result = ((__typeof__(cuMemAlloc_v2) *)dlsym(library, "cuMemAlloc_v2"))(&p, (uint64_t)size_mib * MIB);
+  tell(self, result);
+}
+
+static void first_program(child *self, void *unused) {
+  char from[16], to[16], path[600];
+  (void)unused;
+  take(self, cuda_library(), 300);
+  ask(self);
+  snprintf(from, sizeof from, "%d", self->from);
+  snprintf(to, sizeof to, "%d", self->to);
+  snprintf(path, sizeof path, "%s/usr/lib/x86_64-linux-gnu/libcuda.so.1", state_open()->device_prefix);
+  execl("/proc/self/exe", "memory", path, from, to, NULL);
+}
+
+static int second_program(char **argv) {
+  child self = {.pid = getpid(), .from = atoi(argv[2]), .to = atoi(argv[3])};
+  void *library = dlopen(argv[1], RTLD_NOW);
+  if (!library) return 9;
+  take(&self, library, 100);
+  ask(&self);
+  return 0;
+}
+
+/* What a program had is free before the next one in its process begins. */
+static void replaced(void) {
+  run_tool("softgpu", "set", state_open()->device_prefix, "free-delay=30s", NULL);
+  child c = child_start(first_program, NULL);
+  check_equal(ask(&c), CUDA_SUCCESS, "a program has 300 MiB");
+  check_equal(used_bytes(0), CONTEXT + 300 * MIB, "as the card says");
+  tell(&c, 1);
+  check_equal(ask(&c), CUDA_SUCCESS, "it is followed by one that has 100, by exec");
+  check_equal(used_bytes(0), CONTEXT + 100 * MIB, "and that is all");
+  run_tool("softgpu", "set", state_open()->device_prefix, "free-delay=0", NULL);
+  tell(&c, 1);
+  check_equal(child_end(&c), 0, "it ends");
+  check_equal(used_bytes(0), 0, "nothing is left");
+  run_tool("softgpu", "set", state_open()->device_prefix, "free-delay=200ms", NULL);
+}
+
 /* A process that nobody looked at for long counts as ended when it was last seen. */
 static void unseen_death(void) {
   uint64_t one = GIB;
@@ -309,13 +356,15 @@ static void storm(void) {
   free(text);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc == 4) return second_program(argv);
   root_make("--card", "a100-80", "--seed", "1", NULL);
   rounding();
   nap_ms(250);
   exact();
   death();
   unseen_death();
+  replaced();
   forks();
   nap_ms(250);
   context_cost();
