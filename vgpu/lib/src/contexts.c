@@ -5,6 +5,7 @@
 
 #include "arrays.h"
 #include "graphs.h"
+#include "leaving.h"
 #include "ledger.h"
 #include "limits.h"
 #include "measure.h"
@@ -182,14 +183,14 @@ static uint32_t expected_units(const struct carve_limits_card *card) {
     return carve_units_up(card->context_bytes != 0 ? card->context_bytes : CARVE_CONTEXT_GUESS_BYTES);
 }
 
-/* Whether this context is all that this process has charged on the card. Then nothing of it can change on the
- * card meanwhile, for without a context there is nothing to allocate in. */
+/* Whether this context is all that this process has charged on the card, by whatever front. Then nothing of it can change
+ * on the card meanwhile, for without a context there is nothing to allocate in. */
 static bool alone(struct carve_opening *opening) {
     struct carve_account *a = &opening->s->accounts[opening->card];
     carve_lock(&a->lock);
     bool yes = a->used == opening->units && a->pending == 0;
     carve_unlock(&a->lock);
-    return yes;
+    return yes && !carve_slot_beside(opening->s, opening->card);
 }
 
 bool carve_context_open(const struct carve_driver *d, CUdevice device, struct carve_opening *opening) {
@@ -273,6 +274,7 @@ static void drop_blocks(struct carve_state *s, uint32_t context) {
     struct carve_pointer block;
     bool last;
     uint32_t cursor = 0;
+    carve_leaving_forget(s, context);
     while (context != 0 && carve_pointers_take_of(s, context, &block, &last, &cursor)) {
         carve_block_gone(s, &block, last);
     }

@@ -64,9 +64,9 @@
     X(cuMemAllocFromPoolAsync_ptsz, "11.2", (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream), \
       "charge", "what the pool reserves", "refuse") \
     X(cuMemFreeAsync, "11.2", (CUdeviceptr pointer, CUstream stream), \
-      "give back", "-", "pass") \
+      "give back once the stream is there", "-", "pass") \
     X(cuMemFreeAsync_ptsz, "11.2", (CUdeviceptr pointer, CUstream stream), \
-      "give back", "-", "pass") \
+      "give back once the stream is there", "-", "pass") \
     X(cuMemPoolCreate, "11.2", (CUmemoryPool *pool, const CUmemPoolProps *properties), \
       "follow what the pool reserves", "-", "refuse") \
     X(cuMemPoolDestroy, "11.2", (CUmemoryPool pool), \

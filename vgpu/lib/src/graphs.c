@@ -120,14 +120,16 @@ static void sort(struct range *list, size_t count) {
 
 static uint64_t in_pages(uint64_t bytes) { return carve_units_bytes(carve_page_units(bytes)); }
 
-/* Segments, each with what lies in it by its addresses. */
-static uint64_t footprint(struct ranges *r) {
+/* Segments, each with what lies in it by its addresses, and how many. */
+static uint64_t footprint(struct ranges *r, size_t *segments) {
     uint64_t end = 0, total = 0;
+    *segments = 0;
     sort(r->list, r->count);
     for (size_t i = 0; i < r->count; i++) {
         uint64_t at = r->list[i].at, behind = at + r->list[i].bytes;
         uint64_t more = at >= end ? (r->list[i].bytes <= SEGMENT_BYTES ? SEGMENT_BYTES : in_pages(r->list[i].bytes))
                                   : behind > end ? in_pages(behind - end) : 0;
+        *segments += at >= end;
         end = at >= end ? at + more : end + more;
         total += more;
     }
@@ -180,7 +182,9 @@ bool carve_graph_made(const struct carve_driver *d, struct carve_state *s, CUgra
     bool good = !r.failed && (!carve_spread_possible(s) || carve_spread_made(s, exec, r.cards));
     if (good && r.count != 0) {
         int reserve = carve_reserve_find(d, s, NULL, r.device, true);
-        struct carve_graph one = {.exec = exec, .most_bytes = footprint(&r), .generation = UINT64_MAX, .reserve = reserve};
+        size_t segments;
+        struct carve_graph one = {.exec = exec, .most_bytes = footprint(&r, &segments), .generation = UINT64_MAX, .reserve = reserve};
+        one.in_one = segments == 1;
         carve_lock(&s->reserves.lock);
         struct carve_graph *before = find(&s->graphs, exec);
         if (before != NULL) {
@@ -284,10 +288,13 @@ CUresult carve_graph_run(const struct carve_driver *d, CUgraphExec exec, CUstrea
     int reserve = one != NULL ? one->reserve : -1;
     if (one != NULL) {
         run.growth.bytes = run.growth.most_bytes = one->most_bytes;
-        /* It has its memory still if none other was launched since, and none was trimmed. */
-        run.growth.steady = one->generation == s->graphs.generation;
+        run.growth.in_one = one->in_one;
+        /* It has its memory still if none other was launched since, nor is at this moment, and none was trimmed. */
+        struct carve_reserve *r = &s->reserves.list[reserve];
+        run.growth.steady = one->generation == s->graphs.generation && r->flight == 0;
         run.generation = s->graphs.generation;
-        s->reserves.list[reserve].counting += run.growth.steady;
+        r->counting += run.growth.steady;
+        r->counted += run.growth.steady ? carve_page_units(one->most_bytes) : 0;
     }
     carve_unlock(&s->reserves.lock);
     return reserve < 0 ? call(exec, stream) : carve_reserve_grow(d, s, reserve, &run.growth);

@@ -133,8 +133,10 @@ CARVE_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t 
 
 /* ---- free ---- */
 
-/* Memory of pools goes back to its pool, which stays as it is. What cuMemAlloc gave is freed at once. */
-static CUresult free_async(CUresult (*call)(CUdeviceptr, CUstream), CUdeviceptr pointer, CUstream stream) {
+/* Memory of pools goes back to its pool, which stays as it is. What cuMemAlloc gave is the driver's again when the stream
+ * gets there. */
+static CUresult free_async(const struct carve_driver *d, CUdeviceptr pointer, CUstream stream, bool per_thread) {
+    __typeof__(cuMemFreeAsync) *call = per_thread ? d->cuMemFreeAsync_ptsz : d->cuMemFreeAsync;
     struct carve_state *s = carve_state();
     struct carve_pointer block;
     if (call == NULL) {
@@ -145,7 +147,7 @@ static CUresult free_async(CUresult (*call)(CUdeviceptr, CUstream), CUdeviceptr 
     }
     CUresult result = call(pointer, stream);
     if (result == CUDA_SUCCESS) {
-        carve_block_gone(s, &block, carve_pointers_gone(s, &block));
+        carve_leaving_add(d, s, &block, stream, per_thread);
     } else {
         (void)carve_pointers_restore(s, &block);
     }
@@ -153,11 +155,11 @@ static CUresult free_async(CUresult (*call)(CUdeviceptr, CUstream), CUdeviceptr 
 }
 
 CARVE_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-    return free_async(carve_driver()->cuMemFreeAsync, pointer, stream);
+    return free_async(carve_driver(), pointer, stream, false);
 }
 
 CARVE_EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
-    return free_async(carve_driver()->cuMemFreeAsync_ptsz, pointer, stream);
+    return free_async(carve_driver(), pointer, stream, true);
 }
 
 /* ---- pools ---- */

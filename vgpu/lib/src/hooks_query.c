@@ -27,6 +27,9 @@ static CUresult current_share(const struct carve_driver *d, uint64_t *free_bytes
     carve_contexts_follow(s);
     switch (carve_current(d, s, &place)) {
     case CARVE_HERE:
+        if (carve_leaving_any(s)) {
+            carve_leaving_look(d, s);
+        }
         if (carve_reserves_any(s)) {
             carve_reserves_settle(d, s, (int)place.card);
         }

@@ -9,6 +9,10 @@
  * seen that they are rounded to pages. */
 #define STEP_UNITS (32u << (20 - CARVE_UNIT_SHIFT))
 
+/* How long a request waits for a thread that has the reserve for itself. That one gives memory back in the order of its
+ * stream, whose work may wait for the thread that waits here. */
+#define CLAIM_WAIT_NS 3000000000ull
+
 /* ---- the list; its lock is held ---- */
 
 static int look_up(struct carve_reserves *list, CUmemoryPool pool, CUdevice device) {
@@ -69,13 +73,14 @@ static void trim(const struct carve_driver *d, struct carve_state *s, const stru
     }
 }
 
-/* Charges the figure as it is now, in the place of what was charged before, held, and admitted for it. While a call
- * counts on what is there all of that stays charged: another one, or a trim, may have taken it in between, and then the
- * driver takes as much anew. */
-static void charge_figure(struct carve_state *s, struct carve_reserve *r, uint32_t now, uint32_t held, uint64_t admitted) {
-    if (CARVE_UNLIKELY(r->counting != 0)) {
-        uint64_t least = r->units + held + admitted;
-        now = now > least ? now : least > UINT32_MAX ? UINT32_MAX : (uint32_t)least;
+/* Charges the figure as it is now, in the place of what was charged before, held, and admitted for it; extra is what was
+ * taken beyond all that. What others have taken who are with the driver at this moment is left to them, who hold it. While
+ * a call counts on what is there all of that stays charged: another one, or a trim, may have taken it in between, and then
+ * the driver takes as much anew. */
+static void charge_figure(struct carve_state *s, struct carve_reserve *r, uint32_t now, uint32_t held, uint64_t admitted, uint64_t extra) {
+    uint64_t own = (uint64_t)r->units + held + admitted + extra;
+    if (CARVE_UNLIKELY((r->inside != 0 && now > own) || (r->counting != 0 && now < own))) {
+        now = own > UINT32_MAX ? UINT32_MAX : (uint32_t)own;
     }
     if (held != 0 || now != r->units || admitted != 0) {
         carve_keep(s, (unsigned)r->card, held, (int64_t)now - (int64_t)r->units - (int64_t)admitted);
@@ -84,10 +89,13 @@ static void charge_figure(struct carve_state *s, struct carve_reserve *r, uint32
 }
 
 static void settle(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r) {
+    if (CARVE_UNLIKELY(r->trials != 0)) {
+        return;
+    }
     if (CARVE_UNLIKELY(r->doomed)) {
         trim(d, s, r, 0);
     }
-    charge_figure(s, r, figure(d, s, r), 0, 0);
+    charge_figure(s, r, figure(d, s, r), 0, 0, 0);
     if (CARVE_UNLIKELY(r->doomed && r->units == 0)) {
         (void)d->cuMemPoolDestroy(r->pool);
         drop(&s->reserves, r);
@@ -115,7 +123,7 @@ static void make_room(const struct carve_driver *d, struct carve_state *s, unsig
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < s->reserves.high; i++) {
             struct carve_reserve *r = &s->reserves.list[i];
-            if (r->kind == 0 || r->card != (int)card || ((int)i == last) != (pass == 1) || r->units == 0 || r->alone || r->counting != 0) {
+            if (r->kind == 0 || r->card != (int)card || ((int)i == last) != (pass == 1) || r->units == 0 || r->trials != 0 || r->counting != 0) {
                 continue;
             }
             uint32_t room = carve_room(s, card);
@@ -174,14 +182,20 @@ static bool fits_within(const struct carve_driver *d, const struct carve_reserve
            (uint64_t)carve_units_up(used) + carve_units_up(bytes) <= r->units;
 }
 
-/* The least and the most that the reserve takes for the request if it has to grow. */
-static uint32_t most_units(const struct carve_growth *growth) {
-    return growth->most_bytes != 0 ? carve_page_units(growth->most_bytes) : in_steps(growth->bytes);
+/* The least and the most that the reserve takes for the request if it has to grow. If the request gets what other calls
+ * count on, these take as much anew. */
+static uint32_t with_counted(const struct carve_reserve *r, const struct carve_growth *growth, uint32_t units) {
+    uint64_t most = growth->in_one && r->counted < units ? units : growth->in_one ? r->counted : (uint64_t)units + r->counted;
+    return most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
 }
 
-static uint32_t least_units(const struct carve_reserves *list, const struct carve_growth *growth) {
+static uint32_t most_units(const struct carve_reserve *r, const struct carve_growth *growth) {
+    return with_counted(r, growth, growth->most_bytes != 0 ? carve_page_units(growth->most_bytes) : in_steps(growth->bytes));
+}
+
+static uint32_t least_units(const struct carve_reserves *list, const struct carve_reserve *r, const struct carve_growth *growth) {
     bool pages = growth->most_bytes == 0 && list->by_pages && growth->bytes > carve_units_bytes(STEP_UNITS);
-    return pages ? carve_page_units(growth->bytes) : most_units(growth);
+    return pages ? with_counted(r, growth, carve_page_units(growth->bytes)) : most_units(r, growth);
 }
 
 /* Whether the request can still be made: the program may have destroyed the pool at this moment. */
@@ -192,7 +206,7 @@ static bool valid(const struct carve_reserve *r, const struct carve_growth *grow
 static bool in_flight(const struct carve_reserves *list, unsigned card) {
     for (uint32_t i = 0; i < list->high; i++) {
         const struct carve_reserve *r = &list->list[i];
-        if (r->card == (int)card && (r->flight != 0 || r->alone || r->counting != 0)) {
+        if (r->card == (int)card && (r->flight != 0 || r->trials != 0 || r->counting != 0)) {
             return true;
         }
     }
@@ -212,6 +226,12 @@ static void wait_for_flights(struct carve_reserves *list, unsigned card) {
 }
 
 bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes, bool patient) {
+    if (carve_leaving_any(s)) {
+        carve_leaving_look(d, s);
+        if (carve_try(s, card, units)) {
+            return true;
+        }
+    }
     if (carve_reserves_any(s)) {
         carve_lock(&s->reserves.lock);
         settle_card(d, s, (int)card);
@@ -230,31 +250,73 @@ bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, un
     return patient && carve_admit(s, card, units, asked_bytes);
 }
 
-enum way { HELD, ALONE, NO_ROOM };
+enum way { HELD, ALONE, NO_ROOM, AGAIN };
 
-/* The request doesn't fit as things are. Under the lock. */
+/* Whether a thread has the reserve for itself. */
+static bool taken(const struct carve_reserve *r) { return r->claimed || r->trials != 0; }
+
+/* Waits until nobody has the reserve for itself; false where that takes too long. The lock is held, and let go meanwhile. */
+static bool wait_for_claim(struct carve_reserves *list, const struct carve_reserve *r) {
+    uint64_t deadline = 0;
+    unsigned round = 0;
+    while (taken(r)) {
+        uint64_t now = carve_now();
+        deadline = deadline == 0 ? now + CLAIM_WAIT_NS : deadline;
+        if (now >= deadline) {
+            return false;
+        }
+        CARVE_STEP("reserve-waits");
+        carve_unlock(&list->lock);
+        carve_back_off(&round);
+        carve_lock(&list->lock);
+    }
+    return true;
+}
+
+/* Has the reserve for this thread alone once all others are back from the driver; false where that takes too long. */
+static bool claim(struct carve_reserves *list, struct carve_reserve *r) {
+    uint64_t deadline = carve_now() + CARVE_PENDING_WAIT_NS;
+    unsigned round = 0;
+    r->claimed = true;
+    while ((r->inside != 0 || r->trials != 0) && carve_now() < deadline) {
+        carve_unlock(&list->lock);
+        carve_back_off(&round);
+        carve_lock(&list->lock);
+    }
+    r->claimed = r->inside == 0 && r->trials == 0;
+    return r->claimed;
+}
+
+/* The request doesn't fit as things are. Under the lock, which is let go meanwhile. */
 static enum way hold_slowly(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, const struct carve_growth *growth, uint32_t *held) {
     struct carve_reserves *list = &s->reserves;
     unsigned card = (unsigned)r->card;
-    uint32_t most = most_units(growth), least = least_units(list, growth);
     if (carve_limit(s, card) == 0) {
         return NO_ROOM; /* nothing is had without limits, not even what is idle */
     }
     settle_card(d, s, (int)card);
-    if ((*held = hold(s, card, most, least)) != 0) {
+    if ((*held = hold(s, card, most_units(r, growth), least_units(list, r, growth))) != 0) {
         return HELD;
     }
     wait_for_flights(list, card);
+    if (taken(r)) {
+        return AGAIN;
+    }
     settle_card(d, s, (int)card);
-    make_room(d, s, card, most, (int)(r - list->list));
-    if ((*held = hold(s, card, most, least)) != 0) {
+    make_room(d, s, card, most_units(r, growth), (int)(r - list->list));
+    if ((*held = hold(s, card, most_units(r, growth), least_units(list, r, growth))) != 0) {
         return HELD;
     }
-    if (valid(r, growth) && !in_flight(list, card) && fits_within(d, r, growth->bytes)) {
-        r->alone = true; /* nobody else may use what is idle until the driver has answered */
+    if (!valid(r, growth) || r->kind != CARVE_RESERVE_POOL || !claim(list, r)) {
+        return NO_ROOM;
+    }
+    settle_card(d, s, (int)card);
+    if ((*held = hold(s, card, most_units(r, growth), least_units(list, r, growth))) == 0 && valid(r, growth) && fits_within(d, r, growth->bytes)) {
+        r->trials++;
         return ALONE;
     }
-    return NO_ROOM;
+    r->claimed = false;
+    return *held != 0 ? HELD : NO_ROOM;
 }
 
 /* The driver has answered: charges what it took. False where that is more than there is room for; it is charged all
@@ -262,61 +324,85 @@ static enum way hold_slowly(const struct carve_driver *d, struct carve_state *s,
 static bool account(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, const struct carve_growth *growth,
                     uint32_t held, uint64_t admitted, bool may_undo) {
     uint32_t now = figure(d, s, r);
-    uint64_t covered = held + admitted + r->flight, more = now > r->units ? now - r->units : 0;
+    uint64_t covered = (uint64_t)r->units + held + admitted + r->flight, extra = now > covered ? now - covered : 0;
     bool fits = true;
-    if (CARVE_UNLIKELY(more % STEP_UNITS != 0 && r->kind == CARVE_RESERVE_POOL)) {
+    if (CARVE_UNLIKELY(now > r->units && (now - r->units) % STEP_UNITS != 0 && r->kind == CARVE_RESERVE_POOL)) {
         s->reserves.by_pages = true;
     }
-    if (CARVE_UNLIKELY(more > covered && may_undo && growth->undo != NULL)) {
-        fits = carve_try(s, (unsigned)r->card, (uint32_t)(more - covered));
-        admitted += fits ? more - covered : 0;
+    if (CARVE_UNLIKELY(extra != 0 && may_undo && growth->undo != NULL)) {
+        fits = carve_try(s, (unsigned)r->card, (uint32_t)extra);
+        admitted += fits ? extra : 0;
+        extra = fits ? 0 : extra;
     }
-    charge_figure(s, r, now, held, admitted);
+    charge_figure(s, r, now, held, admitted, extra);
     return fits;
+}
+
+/* Sees to it that the call may be made: with what it may take held, or with the reserve for itself. Under the lock, which
+ * is let go meanwhile. */
+static enum way let_in(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, const struct carve_growth *growth, uint32_t admitted, uint32_t *held) {
+    struct carve_reserves *list = &s->reserves;
+    unsigned card = (unsigned)r->card;
+    *held = 0;
+    for (;;) {
+        if (CARVE_UNLIKELY(taken(r)) && !wait_for_claim(list, r)) {
+            return NO_ROOM;
+        }
+        if (CARVE_UNLIKELY(growth->steady)) {
+            return HELD;
+        }
+        if (CARVE_UNLIKELY(admitted != 0)) {
+            if (r->counting != 0) {
+                wait_for_flights(list, card);
+            }
+            if (taken(r)) {
+                continue;
+            }
+            if (r->counted != 0 && !carve_hold(s, card, r->counted)) {
+                return NO_ROOM;
+            }
+            *held = r->counted;
+            return HELD;
+        }
+        *held = hold(s, card, most_units(r, growth), most_units(r, growth));
+        if (CARVE_LIKELY(*held != 0)) {
+            return HELD;
+        }
+        carve_unlock(&list->lock);
+        if (carve_leaving_any(s)) {
+            carve_leaving_look(d, s);
+        }
+        bool captured = growth->captured(d, growth);
+        carve_lock(&list->lock);
+        enum way way = taken(r) ? AGAIN : captured ? HELD : hold_slowly(d, s, r, growth, held);
+        if (way != AGAIN) {
+            return way;
+        }
+    }
+}
+
+/* A call that counted on what is there is over, or isn't made. */
+static void count_out(struct carve_reserve *r, const struct carve_growth *growth) {
+    if (growth->steady) {
+        r->counting--;
+        r->counted -= carve_page_units(growth->most_bytes);
+    }
 }
 
 CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s, int reserve, struct carve_growth *growth) {
     struct carve_reserves *list = &s->reserves;
     struct carve_reserve *r = &list->list[reserve];
-    uint32_t admitted = 0;
-    for (bool first = true;; first = false) {
-        uint32_t held = 0;
-        enum way way = HELD;
-        bool captured = false;
-        carve_lock(&list->lock);
-        /* From here to the end the place is given to no other: if it is another's by now, that isn't valid. */
-        r->asking += first;
-        unsigned card = (unsigned)r->card;
-        uint32_t least = least_units(list, growth);
-        if (CARVE_LIKELY(admitted == 0 && !growth->steady)) {
-            held = hold(s, card, most_units(growth), most_units(growth));
-            if (CARVE_UNLIKELY(held == 0)) {
-                carve_unlock(&list->lock);
-                captured = growth->captured(d, growth);
-                carve_lock(&list->lock);
-            }
-        }
-        if (CARVE_UNLIKELY(r->alone)) {
-            wait_for_flights(list, card);
-        }
-        if (CARVE_UNLIKELY(held == 0 && admitted == 0 && !captured && !growth->steady)) {
-            way = hold_slowly(d, s, r, growth, &held);
-        }
-        bool good = valid(r, growth);
-        if (CARVE_UNLIKELY(!good || way == NO_ROOM)) {
-            r->alone = way != ALONE && r->alone;
-            r->counting -= growth->steady;
-            r->asking -= !good;
-            carve_unlock(&list->lock);
-            if (held != 0 || admitted != 0) {
-                carve_keep(s, card, held, -(int64_t)admitted);
-            }
-            if (!good) {
-                return CUDA_ERROR_INVALID_VALUE;
-            }
-        } else {
+    uint32_t admitted = 0, held;
+    carve_lock(&list->lock);
+    r->asking++; /* from here to the end the place is given to no other: if it is another's by now, that isn't valid */
+    unsigned card = (unsigned)r->card;
+    for (;;) {
+        enum way way = let_in(d, s, r, growth, admitted, &held);
+        uint32_t least = least_units(list, r, growth);
+        if (CARVE_LIKELY(way != NO_ROOM && valid(r, growth))) {
             uint32_t before = r->units, own = held + admitted;
             r->flight += own;
+            r->inside++;
             carve_unlock(&list->lock);
             CARVE_STEP("reserve-held");
             CUresult result = growth->make(d, growth);
@@ -324,15 +410,20 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
             carve_lock(&list->lock);
             bool fits = true;
             r->flight -= own;
-            r->counting -= growth->steady;
+            r->inside--;
+            count_out(r, growth);
             if (growth->over != NULL) {
                 growth->over(s, growth);
             }
-            r->alone = way != ALONE && r->alone;
             if (CARVE_LIKELY(r->kind != 0 && r->pool == growth->pool)) { /* also if it was destroyed meanwhile, and is in use */
-                fits = account(d, s, r, growth, held, admitted, result == CUDA_SUCCESS && !captured && !r->doomed);
+                fits = account(d, s, r, growth, held, admitted, result == CUDA_SUCCESS);
             } else {
                 carve_keep(s, card, held, -(int64_t)admitted);
+            }
+            r->trials += !fits; /* until that is undone */
+            if (CARVE_UNLIKELY(way == ALONE)) {
+                r->claimed = false;
+                r->trials--;
             }
             r->asking -= fits;
             carve_unlock(&list->lock);
@@ -342,15 +433,30 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
             }
             growth->undo(d, growth);
             carve_lock(&list->lock);
-            if (valid(r, growth)) {
-                trim(d, s, r, before);
-                settle(d, s, r);
+            r->trials--;
+            trim(d, s, r, before);
+            settle(d, s, r);
+        } else {
+            bool gone = !valid(r, growth);
+            if (way == ALONE) {
+                r->claimed = false;
+                r->trials--;
             }
-            carve_unlock(&list->lock);
+            if (held != 0 || admitted != 0) {
+                carve_keep(s, card, held, -(int64_t)admitted);
+            }
+            if (gone) {
+                count_out(r, growth);
+                r->asking--;
+                carve_unlock(&list->lock);
+                return CUDA_ERROR_INVALID_VALUE;
+            }
         }
         /* Once more, with patience for other processes, and for what dead ones had. */
-        if (admitted != 0 || !carve_admit(s, card, least, growth->bytes)) {
-            carve_lock(&list->lock);
+        carve_unlock(&list->lock);
+        bool refused = admitted != 0 || !carve_admit(s, card, least, growth->bytes);
+        carve_lock(&list->lock);
+        if (refused) {
             r->asking--;
             carve_unlock(&list->lock);
             return CUDA_ERROR_OUT_OF_MEMORY;
@@ -381,7 +487,9 @@ CUresult carve_reserve_destroy(const struct carve_driver *d, struct carve_state 
             (void)d->cuDeviceSetMemPool(r->device, other); /* as the driver does when it destroys it */
         }
         trim(d, s, r, 0);
-        charge_figure(s, r, figure(d, s, r), 0, 0);
+        if (r->trials == 0) {
+            charge_figure(s, r, figure(d, s, r), 0, 0, 0);
+        }
         if (r->units != 0) {
             r->doomed = true;
         } else {

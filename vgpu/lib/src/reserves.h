@@ -7,11 +7,23 @@
  * grow holds room for that first; a reserve shrinks at synchronisation, which therefore is hooked, and where somebody
  * needs the room. One lock keeps reading the figure and charging it together. It isn't held in any call that may wait
  * for work on a stream, or for another process: that work may wait for a thread which needs the lock.
+ *
+ * At any moment a reserve has no more on the card than what is charged for it together with what the threads hold who are
+ * with the driver for it (carve_reserve.flight); all of that was admitted.
+ * - A thread that asks the driver holds the most that the call can take. When it is back it charges no more than it held:
+ *   what the figure has grown by beyond that others have taken, whose hold is still there. Who isn't with the driver may
+ *   only lower the charge while others are.
+ * - A call that counts on what is there (steady) holds nothing. While there is one the charge isn't lowered, and others
+ *   hold what it takes anew if they get what it counts on, beside their own; none begins while others are with the driver.
+ * - A call that is made though nothing can be held, since the reserve has room for it, has the reserve for itself: from
+ *   before it asks until what it took all the same is given back, nobody else asks the driver for memory of it, and what is
+ *   charged stays. So its own growth shows, and nobody gets a part of it. That growth alone, for that moment, isn't covered.
  */
 #ifndef CARVE_RESERVES_H
 #define CARVE_RESERVES_H
 
 #include "driver.h"
+#include "leaving.h"
 #include "ledger.h"
 #include "state.h"
 
@@ -26,8 +38,13 @@ void carve_reserves_settle(const struct carve_driver *d, struct carve_state *s, 
 /* What every hook that frees or waits does after the driver did. */
 static inline void carve_reserves_follow(const struct carve_driver *d) {
     struct carve_state *s = __atomic_load_n(&carve_state_now, __ATOMIC_ACQUIRE);
-    if (CARVE_UNLIKELY(s != NULL && carve_reserves_any(s)) && (s = carve_state()) != NULL && carve_reserves_any(s)) {
-        carve_reserves_settle(d, s, -1);
+    if (CARVE_UNLIKELY(s != NULL && (carve_reserves_any(s) || carve_leaving_any(s))) && (s = carve_state()) != NULL) {
+        if (carve_leaving_any(s)) {
+            carve_leaving_look(d, s);
+        }
+        if (carve_reserves_any(s)) {
+            carve_reserves_settle(d, s, -1);
+        }
     }
 }
 
@@ -52,8 +69,10 @@ struct carve_growth {
     /* The driver has answered; the lock is held. NULL: nothing to do. */
     void (*over)(struct carve_state *s, struct carve_growth *growth);
     uint64_t most_bytes; /* the most that the reserve can grow by; 0: by bytes, in steps of a pool */
+    bool in_one;         /* and all of that is one piece of memory */
     /* Nothing is expected to be taken, since the reserve has it. Whoever sets it has counted the call in the reserve's
-     * counting, under the lock under which that was seen; carve_reserve_grow counts it out. */
+     * counting, and most_bytes in its counted, under the lock under which that was seen; carve_reserve_grow counts it
+     * out. */
     bool steady;
     /* what make and undo work on */
     CUdeviceptr *pointer;

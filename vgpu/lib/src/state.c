@@ -241,3 +241,16 @@ bool carve_slot_slow(struct carve_state *s) {
     carve_unlock(&s->attach_lock);
     return taken;
 }
+
+bool carve_slot_beside(struct carve_state *s, unsigned card) {
+    uint32_t high = carve_high_water(s);
+    for (uint32_t i = 0; i < high; i++) {
+        const struct carve_process *p = &s->usage->processes[i];
+        uint64_t word = __atomic_load_n(&p->state_pid, __ATOMIC_ACQUIRE);
+        if (i != s->slot && CARVE_STATE(word) != CARVE_SLOT_FREE && same_process(p, word, &s->self) &&
+            __atomic_load_n(&s->usage->lines[card][i].charge, __ATOMIC_ACQUIRE) != 0) {
+            return true;
+        }
+    }
+    return false;
+}

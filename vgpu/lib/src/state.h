@@ -154,6 +154,18 @@ struct carve_array_page {
     bool listed;    /* among those in which a hole is looked for */
 };
 
+/* A block that goes when its stream gets there: see leaving.h. */
+struct carve_leaver {
+    struct carve_pointer block;
+    CUevent event; /* behind the free; NULL: there couldn't be one */
+};
+
+struct carve_leaving {
+    carve_lock_t lock;
+    uint32_t count, room;
+    struct carve_leaver *list;
+};
+
 struct carve_arrays {
     carve_lock_t lock;
     uint32_t count, room; /* of pages */
@@ -167,13 +179,16 @@ struct carve_reserve {
     CUmemoryPool pool; /* NULL: what graphs of the device have */
     uint32_t units;    /* charged: the figure as it was read last */
     uint32_t flight;   /* held by threads that ask the driver at this moment */
+    uint32_t inside;   /* those threads, and such as hold nothing */
     uint32_t asking;   /* threads on the way to the driver and back: the place is given to no other, free or not */
     uint32_t counting; /* of them such as hold nothing, since what they need is there: see carve_growth.steady */
+    uint32_t counted;  /* what they need */
     CUdevice device;
     int8_t card;
     uint8_t kind;      /* CARVE_RESERVE_*; 0: free place */
     bool doomed;       /* destroyed by the program, but in use */
-    bool alone;        /* a thread counts on what is idle in it */
+    bool claimed;      /* a thread has it for itself, or is about to: others wait before they ask the driver */
+    uint8_t trials;    /* threads whose request may make it grow by what isn't held, or did: it isn't settled until that is undone */
 };
 
 enum { CARVE_RESERVE_POOL = 1, CARVE_RESERVE_GRAPHS = 2 };
@@ -190,6 +205,7 @@ struct carve_reserves {
 struct carve_graph {
     CUgraphExec exec;
     uint64_t most_bytes; /* that it takes */
+    bool in_one;         /* in one piece */
     uint64_t generation; /* in which it had it */
     int reserve;
 };
@@ -253,6 +269,7 @@ struct carve_state {
     struct carve_graphs graphs;
     struct carve_spreads spreads;
     struct carve_arrays arrays;
+    struct carve_leaving leaving;
     struct carve_account accounts[CARVE_MAX_CARDS];
 
     uint32_t heap_turn; /* a thread sets a limit of a context, see heaps.c */
@@ -287,6 +304,10 @@ bool carve_slot_slow(struct carve_state *s);
 static inline bool carve_slot(struct carve_state *s) {
     return CARVE_LIKELY(__atomic_load_n(&s->slot_taken, __ATOMIC_ACQUIRE) != 0) || carve_slot_slow(s);
 }
+
+/* Whether this very process has something charged on a card in another slot, too: by another front, which a second
+ * dlmopen brought, or of what ran in it before exec and is being taken off. */
+bool carve_slot_beside(struct carve_state *s, unsigned card);
 
 /* Slots that were ever taken. */
 static inline uint32_t carve_high_water(struct carve_state *s) {

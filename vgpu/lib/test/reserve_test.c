@@ -171,6 +171,92 @@ static void trimmed_meanwhile(void) {
     the_end(result);
 }
 
+/* A small graph gets the memory of a large one that is launched again just then, which takes as much anew. */
+static void smaller_meanwhile(void) {
+    two_graphs();
+    two = graph_with(20 * MIB);
+    at("reserve-held", other_launches);
+    CUresult result = CALL(cuGraphLaunch)(one, stream);
+    check(result == CUDA_SUCCESS, "a graph is launched again, and another one that is smaller (%d, %d)", result, second);
+    the_end(result);
+}
+
+/* The large one is launched again while the small one is on its way. */
+static void larger_again(void) {
+    (void)a.cuMemAlloc_v2(&rest, (info(&a).free - 40 * MIB) / (2 * MIB) * (2 * MIB));
+    second = CALL(cuGraphLaunch)(one, aside);
+}
+
+static void larger_meanwhile(void) {
+    two_graphs();
+    two = graph_with(20 * MIB);
+    check(CALL(cuStreamWaitValue32_v2)(stream, flag, 1, CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS, "a stream stands");
+    at("reserve-done", larger_again);
+    CUresult result = CALL(cuGraphLaunch)(two, stream);
+    check(result == CUDA_SUCCESS, "a graph is launched, and one that had more memory again (%d, %d)", result, second);
+    the_end(result);
+}
+
+/* ---- pools in pieces ---- */
+
+static CUresult (*aside_call)(void);
+
+static void *on_its_way(void *argument) {
+    a.cuCtxSetCurrent(context);
+    second = aside_call();
+    __atomic_store_n((uint32_t *)argument, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* Another thread makes its call, until that is done or waits for this one. */
+static pthread_t other_thread;
+static void other_thread_calls(void) {
+    unsigned (*met)(const char *) = (unsigned (*)(const char *))dlsym(a.handle, "carve_test_met");
+    static uint32_t over;
+    over = 0;
+    unsigned before = met("reserve-waits");
+    pthread_create(&other_thread, NULL, on_its_way, &over);
+    while (__atomic_load_n(&over, __ATOMIC_ACQUIRE) == 0 && met("reserve-waits") == before) {
+        usleep(100);
+    }
+}
+
+static CUresult small_block(void) { CUdeviceptr p; return CALL(cuMemAllocAsync)(&p, 20 * MIB, aside); }
+static CUresult synchronization(void) { return CALL(cuStreamSynchronize)(aside); }
+
+/* The pool has room for a block, but in pieces; while that shows, another thread makes a call. */
+static void in_pieces(const char *step, CUresult (*call)(void)) {
+    enum { MOST = 400 };
+    CUdeviceptr p[MOST], r = 77;
+    int had = 0;
+    cuuint64_t all = UINT64_MAX;
+    open_share(1000);
+    CALL(cuDeviceGetDefaultMemPool)(&pool, 0);
+    CALL(cuMemPoolSetAttribute)(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all);
+    check(CALL(cuStreamCreate)(&aside, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "a second stream");
+    while (had < MOST && CALL(cuMemAllocAsync)(&p[had], 4 * MIB, stream) == CUDA_SUCCESS) {
+        had++;
+    }
+    for (int i = 0; i < had; i += 2) {
+        CALL(cuMemFreeAsync)(p[i], stream);
+    }
+    aside_call = call;
+    at(step, other_thread_calls);
+    CUresult result = CALL(cuMemAllocAsync)(&r, 30 * MIB, stream);
+    if (came == 1) {
+        pthread_join(other_thread, NULL);
+    }
+    meanwhile = NULL;
+    uint64_t on_card = truth(0, getpid());
+    check(result == CUDA_ERROR_OUT_OF_MEMORY && r == 77, "a block that no hole takes is refused (%d, %d)", result, second);
+    check(on_card <= 1000 * MIB && box_used(0) == on_card && box_pending(0) == 0, "and the card holds no more than the share (%zu MiB)", (size_t)(on_card / MIB));
+    check(CALL(cuMemAllocAsync)(&p[0], 4 * MIB, stream) == CUDA_SUCCESS && truth(0, getpid()) == on_card, "one that fits in a hole is had");
+}
+
+static void taken_before_undone(void) { in_pieces("reserve-charged", small_block); }
+static void settled_before_charged(void) { in_pieces("reserve-done", synchronization); }
+static void taken_before_charged(void) { in_pieces("reserve-done", small_block); }
+
 /* ---- threads ---- */
 
 enum { THREADS = 4 };
@@ -250,6 +336,11 @@ int main(int argc, char **argv) {
         check(in_child(run, (void *)taken_over_meanwhile) == 0, "taken over meanwhile: ran to its end");
         check(in_child(run, (void *)charged_in_between) == 0, "charged in between: ran to its end");
         check(in_child(run, (void *)trimmed_meanwhile) == 0, "trimmed meanwhile: ran to its end");
+        check(in_child(run, (void *)smaller_meanwhile) == 0, "smaller meanwhile: ran to its end");
+        check(in_child(run, (void *)larger_meanwhile) == 0, "larger meanwhile: ran to its end");
+        check(in_child(run, (void *)taken_before_undone) == 0, "taken before undone: ran to its end");
+        check(in_child(run, (void *)taken_before_charged) == 0, "taken before charged: ran to its end");
+        check(in_child(run, (void *)settled_before_charged) == 0, "settled before charged: ran to its end");
     }
     check(in_child(run, (void *)in_threads) == 0, "threads: ran to its end");
     return tap_done();

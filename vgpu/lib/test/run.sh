@@ -106,6 +106,7 @@ for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
     [ "$driver" = 535.104.05 ] && ! readelf -d "$plain_cuda" | grep -q libasan && on_soft "linkers" "$driver" "$here/linkers.sh" "$folder"
     on_soft "software GPU" "$driver" "$folder/soft_test"
     on_soft "pools" "$driver" "$folder/pool_test"
+    on_soft "freed in streams" "$driver" "$folder/leaving_test"
     on_soft "arrays" "$driver" "$folder/array_test"
     on_soft "graphs" "$driver" "$folder/graph_test"
     on_soft "heaps" "$driver" "$folder/heap_test"

@@ -516,6 +516,21 @@ static void shown_by_nvml(void) {
 #endif
 }
 
+#ifndef UNDER_SANITIZER /* whose runtime can't be loaded twice */
+/* A second front in the process, in a namespace of its own: what the process has isn't its context's alone. */
+static void two_fronts(void) {
+    CUcontext first, second;
+    CUdeviceptr p;
+    struct api a = start(3000, 3000, CARVE_LIMITS_SELF_VISIBLE);
+    box_context(0, 420 * MIB);
+    void *other = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+    check(other != NULL && a.cuCtxCreate_v2(&first, 0, 0) == CUDA_SUCCESS && a.cuMemAlloc_v2(&p, 300 * MIB) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()), "one front has a context and a block");
+    check(((__typeof__(cuInit) *)dlsym(other, "cuInit"))(0) == CUDA_SUCCESS && ((__typeof__(cuCtxCreate_v2) *)dlsym(other, "cuCtxCreate_v2"))(&second, 0, 0) == CUDA_SUCCESS, "another one a context");
+    check(box_used(0) == truth(0, getpid()), "which is charged with what it takes (%zu of %zu)", (size_t)box_used(0), (size_t)truth(0, getpid()));
+    check(((__typeof__(cuMemAlloc_v2) *)dlsym(other, "cuMemAlloc_v2"))(&p, 100 * MIB) == CUDA_SUCCESS && box_used(0) == truth(0, getpid()), "and what is had there");
+}
+#endif
+
 static int run(void *scenario) {
     ((void (*)(void))scenario)();
     return 0;
@@ -544,6 +559,7 @@ int main(int argc, char **argv) {
     check(in_child(run, (void *)room_for_one) == 0, "room for one: ran to its end");
 #ifndef UNDER_SANITIZER /* whose frames are larger */
     check(in_child(run, (void *)small_stacks) == 0, "small stacks: ran to its end");
+    check(in_child(run, (void *)two_fronts) == 0, "two fronts: ran to its end");
 #endif
     check(in_child(run, (void *)processes) == 0, "processes: ran to its end");
     check(in_child(run, (void *)shown_by_nvml) == 0, "shown by NVML: ran to its end");
