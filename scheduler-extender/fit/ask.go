@@ -52,6 +52,8 @@ type Ask struct {
 	Containers    []Container
 	Models, UUIDs api.Selector
 	Policy        string // binpack, spread, topology or empty
+	// Host is what the pod asks of the node beside cards, where somebody said so.
+	Host Host
 	// Copied into grants.
 	Fixed, Low bool
 	Managed    api.ManagedMemory

@@ -58,6 +58,10 @@ func (c *Card) Free() Amount {
 type Node struct {
 	Name  string
 	Cards []Card
+	// Host is what the node has free beside cards, where HostKnown says so; otherwise
+	// kube-scheduler alone looks at that.
+	Host      Host
+	HostKnown bool
 	// Blocked says why the node takes nothing new; empty if it does. Why is
 	// the sentence for people where the reason's own would say too little.
 	Blocked Reason

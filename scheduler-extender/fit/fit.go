@@ -27,24 +27,49 @@ func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
 	if n.Blocked != "" {
 		return nil, &Refusal{Reason: n.Blocked, Card: -1, Detail: n.Why, distance: distanceNode}
 	}
-	if len(a.Containers) == 1 {
-		if cards := fitOne(n, a, &a.Containers[0], prefer); cards != nil {
-			return Placement{cards}, nil
+	if r := n.short(a); r != nil {
+		return nil, r
+	}
+	p, ok, limit := choose(n, a, prefer)
+	if !ok {
+		return nil, explain(n, a, limit)
+	}
+	return p, nil
+}
+
+// Choose is Fit for who asks many nodes and needs no reason from those that refuse.
+func Choose(n *Node, a *Ask, prefer Prefer) (Placement, bool) {
+	if n.Blocked != "" || n.HostKnown && !n.Host.covers(a.Host) {
+		return nil, false
+	}
+	p, ok, _ := choose(n, a, prefer)
+	return p, ok
+}
+
+// choose looks at cards alone. limit is true where the search was given up.
+func choose(n *Node, a *Ask, prefer Prefer) (p Placement, ok, limit bool) {
+	switch len(a.Containers) {
+	case 0:
+		return Placement{}, true, false
+	case 1:
+		cards := fitOne(n, a, &a.Containers[0], prefer)
+		if cards == nil {
+			return nil, false, false
 		}
-		return nil, explain(n, a, false)
+		return Placement{cards}, true, false
 	}
 	s := search{node: n, ask: a, prefer: prefer, open: make([]bool, len(n.Cards)),
 		on: make([]uint64, len(n.Cards)), place: make(Placement, len(a.Containers))}
 	for i := range n.Cards {
 		s.open[i] = n.Cards[i].Blocked == "" && a.admits(&n.Cards[i]) == ""
 	}
-	if s.container(0) {
-		for _, cards := range s.place {
-			sort.Ints(cards)
-		}
-		return s.place, nil
+	if !s.container(0) {
+		return nil, false, s.steps >= searchSteps
 	}
-	return nil, explain(n, a, s.steps >= searchSteps)
+	for _, cards := range s.place {
+		sort.Ints(cards)
+	}
+	return s.place, true, false
 }
 
 // fits reports whether the container, alone of its pod, fits on the card.
@@ -234,6 +259,9 @@ func replicas(n *Node) bool {
 func Apply(n *Node, a *Ask, p Placement) *Node {
 	out := *n
 	out.Cards = append([]Card(nil), n.Cards...)
+	if n.HostKnown {
+		out.Host = n.Host.Minus(a.Host)
+	}
 	s := search{node: n, ask: a, on: make([]uint64, len(n.Cards))}
 	for ci, cards := range p {
 		for _, i := range cards {

@@ -214,6 +214,9 @@ func TestFitAgreesWithTryingEverything(t *testing.T) {
 		}
 		policy := rapid.SampledFrom([]score.Policy{score.Binpack, score.Spread}).Draw(t, "policy")
 		p, refusal := fit.Fit(n, a, policy.Card)
+		if q, ok := fit.Choose(n, a, policy.Card); ok != (refusal == nil) || !reflect.DeepEqual(p, q) {
+			t.Fatalf("fit says %v, choose %v", p, q)
+		}
 		want := possible(n, isolation, cs, nil)
 		if (refusal == nil) != want {
 			t.Fatalf("fit says %v (%+v), trying everything says %t", p, refusal, want)

@@ -35,6 +35,7 @@ const (
 	ReasonMPSDown     Reason = "mps-down"      // the card's MPS daemon doesn't serve
 	ReasonInvalid     Reason = "invalid"       // the request can't be meant
 	ReasonSearchLimit Reason = "search-limit"  // too many ways to place the containers
+	ReasonHost        Reason = "host"          // too little of the node's processors, memory or places for pods
 	ReasonQuota       Reason = "quota"         // a ResourceQuota of the namespace allows no more
 )
 
