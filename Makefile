@@ -164,7 +164,7 @@ demo-down: $(BIN)/demo ## end the demo and leave nothing of it
 	@$(BIN)/demo down
 
 .PHONY: bench
-bench: bench-vgpu bench-agent bench-extender bench-node ## all benches
+bench: bench-vgpu bench-agent bench-extender bench-packing bench-node ## all benches
 
 .PHONY: bench-vgpu
 bench-vgpu: ## what the front libraries add to a launch and to an allocation, and how exact shares of compute are
@@ -184,6 +184,11 @@ bench-agent: native ## CPU of the agent's look at 32 containers in use, each sec
 .PHONY: bench-extender
 bench-extender: ## CPU of a scheduling decision by cluster size
 	@go run ./scheduler-extender/bench
+
+# PACKING="-traces all -seeds 300-309", say; CARVE_TRACES names the folder that has openb/.
+.PHONY: bench-packing
+bench-packing: ## how full the extender packs a cluster beside published policies, and how fast it decides
+	@go run ./scheduler-extender/packing/bench $(PACKING)
 
 .PHONY: bench-node
 bench-node: ## what carve adds to a container's start, and what it writes to the API server

@@ -91,6 +91,9 @@ func TestArrows(t *testing.T) {
 			case inside && within(p.room(), "vgpu/gpu", "vgpu/region") && !within(own, "api", "vgpu/gpu", "vgpu/region"):
 				t.Errorf("%s imports %s: the hardware door and the files are below the rooms", p.room(), own)
 			}
+			if inside && within(own, "scheduler-extender/packing") && !within(p.room(), "scheduler-extender/packing") {
+				t.Errorf("%s imports %s: the experiment measures the extender and is no part of it", p.room(), own)
+			}
 			if !inside || bench(p.room()) {
 				continue
 			}
@@ -123,7 +126,7 @@ func TestDoors(t *testing.T) {
 		{"google.golang.org/grpc", []string{"api/node", "monitor/sock", "deviceplugin"}, "gRPC is spoken at the node's socket and with the kubelet, nowhere else"},
 		{"k8s.io/kube-scheduler", []string{"scheduler-extender"}, "the extender's wire types stay in its HTTP layer"},
 	}
-	pure := map[string]bool{"scheduler-extender/fit": true, "scheduler-extender/score": true}
+	pure := map[string]bool{"scheduler-extender/fit": true, "scheduler-extender/score": true, "scheduler-extender/price": true, "scheduler-extender/rank": true}
 	for _, p := range packages(t) {
 		for _, imp := range p.Imports {
 			for _, d := range doors {

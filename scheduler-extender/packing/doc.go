@@ -1,7 +1,8 @@
 // Package packing is the experiment that the extender's packing is measured by: the one of the
 // FGD paper, published policies beside carve's, and the bound that nobody can pass.
 //
-// openb has the trace and makes arrivals of it, rival the published policies, replay runs
-// them, bound says what is possible, and bench is the command that prints the figures.
+// openb has the trace and makes arrivals of it, rival the published policies, carve the
+// extender's own, replay runs one, compare several, bound says what is possible, and bench is
+// the command that prints the figures.
 // Nothing here is part of the extender.
 package packing

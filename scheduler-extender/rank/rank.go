@@ -76,6 +76,29 @@ func (x *Index) Best(key string, cost func(node int) int64) (int, int64) {
 	return at - x.size, least
 }
 
+// Any is one of the nodes that cost as little as the best, by the bits of choice: the same
+// choice takes the same of the same nodes. Not all are taken as often as others.
+func (x *Index) Any(key string, cost func(node int) int64, choice uint64) (int, int64) {
+	c := x.class(key, cost)
+	least := c.tree[1]
+	if least == None {
+		return -1, None
+	}
+	at := 1
+	for ; at < x.size; choice >>= 1 {
+		left, right := 2*at, 2*at+1
+		switch {
+		case c.tree[right] != least:
+			at = left
+		case c.tree[left] != least:
+			at = right
+		default:
+			at = left + int(choice&1)
+		}
+	}
+	return at - x.size, least
+}
+
 // Ties are all nodes that cost as little as the best, in ascending order, appended to out.
 func (x *Index) Ties(key string, cost func(node int) int64, out []int) []int {
 	c := x.class(key, cost)

@@ -56,6 +56,11 @@ func TestAnIndexAgreesWithAskingAllNodes(t *testing.T) {
 			if got, v := x.Best(key, cost); got != want || v != least {
 				t.Fatalf("class %d: node %d at %d, want %d at %d", c, got, v, want, least)
 			}
+			choice := rapid.Uint64().Draw(t, "choice")
+			got, v := x.Any(key, cost, choice)
+			if again, _ := x.Any(key, cost, choice); again != got || v != least || (got < 0) != (want < 0) || got >= 0 && !slices.Contains(ties, got) {
+				t.Fatalf("class %d: node %d, then %d at %d of %v", c, got, again, v, ties)
+			}
 			if got := x.Ties(key, cost, nil); !slices.Equal(got, ties) {
 				t.Fatalf("class %d: ties %v, want %v", c, got, ties)
 			}

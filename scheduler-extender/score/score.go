@@ -1,6 +1,9 @@
 // Package score orders places that fit: cards within a node, and nodes. It is
-// pure. A Policy is two functions over the same view that fit uses; packing by
-// price comes behind the same types.
+// pure. A Policy is two functions over the same view that fit uses.
+//
+// Binpack and Spread look at one node's cards alone. Prices know what pods ask of late and
+// what nodes there are: a Learner makes them, a Scorer reckons with them, and Policy puts them
+// behind the same types.
 package score
 
 import (

@@ -25,12 +25,20 @@ type Policy interface {
 	Learn(a *fit.Ask, placed bool) bool
 }
 
+// Ties says which of the nodes that cost the least is taken.
+type Ties int
+
+// What decides among equals.
+const (
+	FirstRank Ties = iota // the node of the lowest rank, as in the published experiment
+	ByPod                 // a hash of the pod, as the extender does: the same each time
+	Random                // chance, as a stock kube-scheduler does
+)
+
 // Options of a run.
 type Options struct {
-	// RandomTies takes any of the nodes that cost the least, as kube-scheduler does, and not
-	// the one of the lowest rank.
-	RandomTies bool
-	// Seed is for those.
+	Ties Ties
+	// Seed is for random ties.
 	Seed int64
 	// Timed measures decisions.
 	Timed bool
@@ -110,6 +118,7 @@ type decider struct {
 	index   *rank.Index
 	rand    *rand.Rand
 	ties    []int
+	pods    uint64
 	took    []time.Duration
 }
 
@@ -144,18 +153,29 @@ func (d *decider) choose(a *Arrival) (int, fit.Placement) {
 		}
 		return rank.None
 	}
-	var node int
-	if d.options.RandomTies {
-		d.ties = d.index.Ties(a.Ask.Key(), cost, d.ties[:0])
-		if node = -1; len(d.ties) > 0 {
+	node, key := -1, a.Ask.Key()
+	switch d.options.Ties {
+	case FirstRank:
+		node, _ = d.index.Best(key, cost)
+	case ByPod:
+		d.pods++
+		node, _ = d.index.Any(key, cost, scramble(d.pods))
+	case Random:
+		if d.ties = d.index.Ties(key, cost, d.ties[:0]); len(d.ties) > 0 {
 			node = d.ties[d.rand.Intn(len(d.ties))]
 		}
-	} else {
-		node, _ = d.index.Best(a.Ask.Key(), cost)
 	}
 	if node < 0 {
 		return -1, nil
 	}
 	p, _, _ := d.policy.Judge(d.cluster.Nodes[node], a.Ask)
 	return node, p
+}
+
+// scramble makes a hash of a pod's number: where pods have UIDs, it is of these.
+func scramble(x uint64) uint64 {
+	x *= 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
