@@ -20,6 +20,9 @@ type Index struct {
 	gone  int     // how many were cut off the log's beginning
 	round int     // grows whenever all costs are out of date
 
+	states []uint64         // by node, 0 where nobody said
+	memo   map[uint64]int64 // by state, while a class is filled
+
 	classes map[string]*class
 	clock   int
 	mark    []int // by node, for taking each once
@@ -42,11 +45,14 @@ func New(n int) *Index {
 	for size < n {
 		size *= 2
 	}
-	return &Index{n: n, size: size, round: 1, classes: map[string]*class{}, mark: make([]int, n)}
+	return &Index{n: n, size: size, round: 1, classes: map[string]*class{}, mark: make([]int, n),
+		states: make([]uint64, n), memo: map[uint64]int64{}}
 }
 
-// Touch says that a node changed.
-func (x *Index) Touch(node int) {
+// Touch says that a node changed. Nodes of the same state, unless it is 0, cost the same for
+// every kind of pod: an empty cluster is asked about one node of each sort.
+func (x *Index) Touch(node int, state uint64) {
+	x.states[node] = state
 	// A class that has to take in more than all nodes asks all of them instead.
 	if len(x.log) >= 4*x.n+1024 {
 		cut := len(x.log) - x.n
@@ -148,9 +154,15 @@ func (x *Index) class(key string, cost func(node int) int64) *class {
 }
 
 func (x *Index) fill(c *class, cost func(node int) int64) {
-	x.Judged += int64(x.n)
+	clear(x.memo)
 	for i := range x.n {
-		c.tree[x.size+i] = cost(i)
+		is, known := x.memo[x.states[i]]
+		if !known || x.states[i] == 0 {
+			is = cost(i)
+			x.memo[x.states[i]] = is
+			x.Judged++
+		}
+		c.tree[x.size+i] = is
 	}
 	for at := x.size - 1; at > 0; at-- {
 		c.tree[at] = min(c.tree[2*at], c.tree[2*at+1])

@@ -2,6 +2,7 @@ package rank_test
 
 import (
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"testing"
 
@@ -16,6 +17,14 @@ func TestAnIndexAgreesWithAskingAllNodes(t *testing.T) {
 		n := rapid.IntRange(1, 40).Draw(t, "nodes")
 		x := rank.New(n)
 		costs := make([][]int64, rapid.IntRange(1, 300).Draw(t, "classes"))
+		// Some nodes have no state that anybody knows, others are told apart by their costs.
+		state := func(node int) uint64 {
+			h := fnv.New64a()
+			for c := range min(8, len(costs)) {
+				fmt.Fprint(h, costs[c][node], ";")
+			}
+			return h.Sum64() * uint64(node%3)
+		}
 		draw := rapid.OneOf(rapid.Int64Range(-3, 3), rapid.Just(rank.None))
 		for c := range costs {
 			costs[c] = make([]int64, n)
@@ -30,6 +39,7 @@ func TestAnIndexAgreesWithAskingAllNodes(t *testing.T) {
 			switch rapid.IntRange(0, 9).Draw(t, "step") {
 			case 0:
 				costs[0][0] = draw.Draw(t, "cost")
+				x.Touch(0, state(0))
 				x.Reset()
 			case 1, 2, 3:
 				node := rapid.IntRange(0, n-1).Draw(t, "node")
@@ -37,7 +47,7 @@ func TestAnIndexAgreesWithAskingAllNodes(t *testing.T) {
 					costs[c][node] = draw.Draw(t, "cost")
 				}
 				for range rapid.IntRange(1, 3*n).Draw(t, "touches") {
-					x.Touch(node)
+					x.Touch(node, state(node))
 				}
 			}
 			c := rapid.IntRange(0, len(costs)-1).Draw(t, "class")
@@ -75,7 +85,7 @@ func TestOnlyChangedNodesAreAsked(t *testing.T) {
 	cost := func(node int) int64 { return int64(node) }
 	x.Best("a", cost)
 	for _, node := range []int{3, 4, 3} {
-		x.Touch(node)
+		x.Touch(node, 0)
 	}
 	before := x.Judged
 	x.Best("a", cost)

@@ -29,7 +29,6 @@ type Learner struct {
 	overloaded bool
 	several    map[string]bool // pods of several cards that were seen
 	news       bool            // some of them after prices were made last
-	known      []price.Shape
 	// Fixed keeps the weights as they are, whatever is turned away.
 	Fixed bool
 }

@@ -127,3 +127,25 @@ func (c *Cluster) place(node int, a *Arrival, p fit.Placement) {
 	c.Nodes[node] = fit.Apply(c.Nodes[node], a.Ask, p)
 	c.Held += a.Milli
 }
+
+// state is a hash of all that costs depend on.
+func state(n *fit.Node) uint64 {
+	h := scramble(uint64(n.Host.CPUMilli)) ^ scramble(uint64(n.Host.MemMiB)<<32)
+	for i := range n.Cards {
+		c := &n.Cards[i]
+		is := uint64(c.Used.MemMiB)<<1 | uint64(c.Used.Cores)<<40
+		if c.Touched {
+			is |= 1
+		}
+		if c.Whole {
+			is |= 1 << 63
+		}
+		h = scramble(h ^ is)
+	}
+	if len(n.Cards) > 0 {
+		for _, b := range []byte(n.Cards[0].Model) {
+			h = scramble(h ^ uint64(b))
+		}
+	}
+	return h
+}

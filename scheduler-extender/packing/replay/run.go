@@ -123,7 +123,11 @@ type decider struct {
 }
 
 func newDecider(c *Cluster, p Policy, o Options) *decider {
-	return &decider{cluster: c, policy: p, options: o, index: rank.New(len(c.Nodes)), rand: rand.New(rand.NewSource(o.Seed))}
+	d := &decider{cluster: c, policy: p, options: o, index: rank.New(len(c.Nodes)), rand: rand.New(rand.NewSource(o.Seed))}
+	for i, n := range c.Nodes {
+		d.index.Touch(i, state(n))
+	}
+	return d
 }
 
 // decide places an arrival, or says that it doesn't fit.
@@ -138,7 +142,7 @@ func (d *decider) decide(a *Arrival) (int, fit.Placement, bool) {
 	}
 	if node >= 0 {
 		d.cluster.place(node, a, p)
-		d.index.Touch(node)
+		d.index.Touch(node, state(d.cluster.Nodes[node]))
 	}
 	if d.policy.Learn(a.Ask, node >= 0) {
 		d.index.Reset()
