@@ -135,7 +135,7 @@ static void issue(struct carve_credit *credit, struct carve_cost *cost, uint64_t
     uint32_t drawn = draw(credit);
     cost->next = CARVE_COST_EVERY * drawn / 256;
     cost->next_ns = CARVE_COST_OPEN_NS * drawn / 256;
-    credit->sweep_at = CARVE_COST_EVERY * drawn / 256;
+    credit->sweep_at = credit->stuck != 0 ? 0 : CARVE_COST_EVERY * drawn / 256;
     credit->tail -= cost->open;
     credit->tail_ns -= cost->open_ns;
     cost->open = 0;
@@ -184,7 +184,11 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
         *until = now + (uint64_t)sleep;
         return CARVE_SLEEP;
     }
-    if ((credit->committed_ns + est > terms->ahead_ns || credit->out >= carve_credit_out(cost, terms->beside)) && credit->outstanding != credit->late) {
+    uint32_t out = carve_credit_out(cost, terms->beside);
+    if (credit->stuck != 0 && out > CARVE_CREDIT_OUT_STUCK) {
+        out = CARVE_CREDIT_OUT_STUCK;
+    }
+    if ((credit->committed_ns + est > terms->ahead_ns || credit->out >= out) && credit->outstanding != credit->late) {
         return CARVE_WAIT_DONE;
     }
     credit->waiting = false;
@@ -194,6 +198,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
 
 static void pay_nothing(struct carve_credit *credit, const struct carve_ticket *ticket) {
     credit->late -= ticket->late;
+    credit->stuck -= ticket->stuck;
     if (--credit->outstanding == 0) {
         credit->since = 0;
     }
@@ -256,6 +261,7 @@ static void pay(struct carve_credit *credit, const struct carve_ticket *ticket, 
     credit->committed_ns -= ticket->committed_ns;
     credit->out -= ticket->out;
     credit->late -= ticket->late;
+    credit->stuck -= ticket->stuck;
     if (--credit->outstanding != 0) {
         credit->since = credit->since > credit->last_end ? credit->since : credit->last_end;
         return;
@@ -302,6 +308,10 @@ void carve_credit_guess(struct carve_credit *credit, const struct carve_ticket *
     pay(credit, ticket, ticket->committed_ns, share_ppm, now);
 }
 
+void carve_credit_cut(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t begin, const struct carve_pace *pace, uint64_t now) {
+    pay(credit, ticket, worth(credit, ticket, begin, now, pace), share_ppm, now);
+}
+
 void carve_credit_late(struct carve_credit *credit, struct carve_ticket *ticket, uint64_t begun, const struct carve_pace *pace, uint64_t now) {
     int64_t all = ticket->swept_ns;
     if (begun != 0) {
@@ -311,10 +321,14 @@ void carve_credit_late(struct carve_credit *credit, struct carve_ticket *ticket,
     credit->charged_ns += all;
     credit->committed_ns -= ticket->committed_ns;
     credit->late += !ticket->late;
+    credit->stuck += (begun == 0) - ticket->stuck;
+    if (credit->stuck != 0) {
+        credit->sweep_at = 0; /* each that is launched now is looked at */
+    }
     ticket->paid_ns += all - ticket->swept_ns;
     credit->out -= ticket->out;
     ticket->swept_ns = ticket->committed_ns = 0;
     ticket->out = 0;
-    ticket->launches = 1;
     ticket->late = true;
+    ticket->stuck = begun == 0;
 }

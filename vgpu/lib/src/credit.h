@@ -27,6 +27,8 @@ enum {
     CARVE_CREDIT_OUT = 96,   /* launches of which nobody knows yet whether they are done, at most */
     CARVE_CREDIT_OUT_BESIDE = 512, /* beside others: while they have the card a program that launches as fast as the
                                       card works needs as many queued as it works off in its turn */
+    CARVE_CREDIT_OUT_STUCK = 16, /* in a second, while one isn't waited for any more of which nobody knows whether it is
+                                    on the card: behind it may be what takes the card for long, or nothing at all */
     CARVE_CREDIT_OUT_WILD = 16, /* where a launch of a function of which some take much longer would be another */
 };
 
@@ -95,6 +97,7 @@ struct carve_credit {
     uint64_t borrowed_at; /* 0: never */
     uint32_t outstanding; /* tickets */
     uint32_t late;        /* of them; see carve_credit_late */
+    uint32_t stuck;       /* of these, that weren't seen to be on the card */
     uint32_t out;         /* launches of which it isn't known that they are done, late ones aside */
     uint32_t tail;        /* of them, that no ticket stands for */
     uint32_t sweep;
@@ -108,6 +111,7 @@ struct carve_credit {
 struct carve_ticket {
     bool sampled;         /* begin and end must be found out, and carve_credit_done called */
     bool late;            /* nobody waits for it */
+    bool stuck;           /* and it wasn't seen to be on the card */
     uint32_t launches;    /* of its function, that it stands for */
     uint32_t out;         /* launches that it stands for, swept ones and all; 0: late */
     int64_t estimate_ns;  /* of this one */
@@ -158,6 +162,10 @@ void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, 
  * nobody off. begun: when it was launched, if it is on the card by now, which is paid for up to now; 0: it isn't. The
  * rest is paid when it is done, or when it is called again. */
 void carve_credit_late(struct carve_credit *credit, struct carve_ticket *ticket, uint64_t begun, const struct carve_pace *pace, uint64_t now);
+
+/* Of a sampled launch that had the card from begin on nothing more can be found out, since its context went by now: it
+ * is paid for that time. */
+void carve_credit_cut(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t begin, const struct carve_pace *pace, uint64_t now);
 
 /* A sampled launch of which nothing can be found out: it is paid by its estimate. */
 void carve_credit_guess(struct carve_credit *credit, const struct carve_ticket *ticket, uint32_t share_ppm, uint64_t now);

@@ -180,7 +180,7 @@ static void land(struct carve_state *s, struct carve_throttle *t, unsigned card,
 
 /* One pass over all that is out: in each stream up to the first that isn't done. t->looking is ours; the lock is held,
  * and given up for each question to the driver. */
-static void pass(const struct carve_driver *d, struct carve_state *s, struct carve_throttle *t, unsigned card, uint32_t share) {
+static void pass(const struct carve_driver *d, struct carve_state *s, struct carve_throttle *t, unsigned card, uint32_t share, bool ask_begun) {
     CUstream under_way[LANES];
     int lanes = 0, asked = 0;
     for (int16_t at = t->first; at >= 0 && asked < ASKED && t->holds == 0;) {
@@ -200,7 +200,7 @@ static void pass(const struct carve_driver *d, struct carve_state *s, struct car
         CUresult result = d->cuEventQuery(f->end);
         bool known = result == CUDA_SUCCESS && times_of(d, base, f, &times);
         uint64_t now = carve_throttle_now(d);
-        bool begun = result == CUDA_ERROR_NOT_READY && now - f->launched_at > LATE_NS / 2 && d->cuEventQuery(f->begin) == CUDA_SUCCESS;
+        bool begun = result == CUDA_ERROR_NOT_READY && (ask_begun || now - f->launched_at > LATE_NS / 2) && d->cuEventQuery(f->begin) == CUDA_SUCCESS;
         CARVE_STEP("compute-landing");
         carve_lock(&t->lock);
         int16_t next = f->next;
@@ -224,7 +224,7 @@ static void pass(const struct carve_driver *d, struct carve_state *s, struct car
 }
 
 /* Pays for all that is done. The lock is held, and given up meanwhile. */
-void carve_flights_look(const struct carve_driver *d, struct carve_state *s, struct carve_throttle *t, unsigned card, uint32_t share) {
+void carve_flights_look(const struct carve_driver *d, struct carve_state *s, struct carve_throttle *t, unsigned card, uint32_t share, bool begun) {
     if (t->flying == 0 || t->holds != 0) {
         return;
     }
@@ -240,7 +240,7 @@ void carve_flights_look(const struct carve_driver *d, struct carve_state *s, str
     int passes = 0;
     do {
         t->look_again = false;
-        pass(d, s, t, card, share);
+        pass(d, s, t, card, share, begun);
     } while (t->look_again && t->holds == 0 && ++passes < PASSES);
     carve_unlock(&t->lock);
     (void)relax(d, mode);

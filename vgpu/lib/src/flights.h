@@ -31,7 +31,7 @@ struct flight {
     uint32_t cost;
     int8_t clock;
     bool recorded; /* both events are in the stream */
-    bool begun;    /* it was seen to be on the card, after a while */
+    bool begun;    /* it was seen to be on the card, after a while, or before its context went */
     bool gone;
     int16_t next, before; /* in the order of launch; next of the free list, too; -1: last */
 };
@@ -54,6 +54,7 @@ struct carve_throttle {
     bool looking;    /* a thread asks the driver for events */
     bool look_again; /* another wanted to meanwhile */
     uint32_t holds;  /* no look may begin: contexts are going */
+    uint64_t held_at; /* when that began last */
     uint64_t moved_at; /* when something was done last, or launched while nothing was out */
     struct events clocks[CLOCKS];
     uint32_t lookups;
@@ -90,8 +91,8 @@ void carve_flight_unlink(struct carve_throttle *t, int16_t at);
 struct carve_cost *carve_flight_cost(struct carve_throttle *t, const struct flight *f, struct carve_cost *nobody);
 /* Puts the first event before a launch whose flight is placed already. The lock is given up meanwhile. */
 void carve_flight_take_off(const struct carve_driver *d, struct carve_throttle *t, uint32_t context, const struct carve_launch *l);
-/* Pays for all that is done. The lock is given up meanwhile. */
-void carve_flights_look(const struct carve_driver *d, struct carve_state *s, struct carve_throttle *t, unsigned card, uint32_t share);
+/* Pays for all that is done. The lock is given up meanwhile. begun: asks of what isn't whether it is on the card. */
+void carve_flights_look(const struct carve_driver *d, struct carve_state *s, struct carve_throttle *t, unsigned card, uint32_t share, bool begun);
 /* A launch waits for others, and for long nothing has ended: they may be waiting for what the program does after it,
  * or run until it does. So they aren't waited for any more. */
 void carve_flights_give_up(struct carve_state *s, struct carve_throttle *t, unsigned card, uint64_t now);

@@ -109,7 +109,7 @@ static CUresult destroy(CUresult (*call)(CUcontext), CUcontext context) {
     /* Drivers refuse that; while it is off the list nobody may make it anew. */
     struct carve_turn *turn = s != NULL && carve_is_primary(s, context, &device) ? carve_primary_turn(s, device) : NULL;
     bool known = s != NULL && carve_context_close(s, context, &closing);
-    uint32_t held = known ? carve_throttles_hold(s) : 0;
+    uint32_t held = known ? carve_throttles_hold(carve_driver(), s) : 0;
     CUresult result = call(context);
     if (held != 0 && result == CUDA_SUCCESS) {
         carve_throttles_forget(carve_driver(), s, closing.id);
@@ -274,7 +274,7 @@ CARVE_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     struct carve_state *s = carve_state();
-    uint32_t held = s != NULL ? carve_throttles_hold(s) : 0; /* a primary context may go along */
+    uint32_t held = s != NULL ? carve_throttles_hold(d, s) : 0; /* a primary context may go along */
     CUresult result = d->cuGreenCtxDestroy(green);
     bool gone = result == CUDA_SUCCESS && s != NULL && green != NULL;
     if (gone) {
@@ -300,7 +300,7 @@ static CUresult release(CUresult (*call)(CUdevice), CUdevice device, bool reset)
     /* Whether this is the last use, with which the context goes, shows afterwards only. */
     struct carve_state *s = carve_state();
     struct carve_turn *turn = s != NULL ? carve_primary_turn(s, device) : NULL;
-    uint32_t held = s != NULL ? carve_throttles_hold(s) : 0;
+    uint32_t held = s != NULL ? carve_throttles_hold(carve_driver(), s) : 0;
     CUresult result = call(device);
     CARVE_STEP("primary-released");
     bool released = s != NULL && result == CUDA_SUCCESS;

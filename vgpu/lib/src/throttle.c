@@ -243,7 +243,7 @@ static void wait_there(const struct carve_driver *d, struct carve_state *s, cons
             carve_lock(&t->lock);
         }
         if (carve_can_measure(d, s, false)) {
-            carve_flights_look(d, s, t, place->card, terms.share_ppm);
+            carve_flights_look(d, s, t, place->card, terms.share_ppm, false);
         }
         now = carve_throttle_now(d);
         l->cost = cost_of(t, key, guess_ns); /* others may have taken its place */
@@ -254,7 +254,7 @@ static void wait_there(const struct carve_driver *d, struct carve_state *s, cons
             carve_credit_guess(&t->credit, &l->ticket, terms.share_ppm, now);
             l->throttle = NULL;
         } else if (carve_can_measure(d, s, l->per_thread)) {
-            carve_flights_look(d, s, t, place->card, terms.share_ppm);
+            carve_flights_look(d, s, t, place->card, terms.share_ppm, false);
             if (!later) {
                 carve_flight_take_off(d, t, place->context, l);
             }
@@ -379,7 +379,7 @@ void carve_launch_over(const struct carve_driver *d, struct carve_state *s, stru
     carve_event_destroy(d, spare[1]);
 }
 
-void carve_throttle_look_slow(const struct carve_driver *d, struct carve_state *s) {
+static void look_everywhere(const struct carve_driver *d, struct carve_state *s, bool begun) {
     struct carve_terms terms;
     if (!carve_can_measure(d, s, false)) {
         return;
@@ -392,22 +392,26 @@ void carve_throttle_look_slow(const struct carve_driver *d, struct carve_state *
         uint64_t now = carve_throttle_now(d);
         carve_lock(&t->lock);
         if (read_terms(s, card, t, now, &terms)) {
-            carve_flights_look(d, s, t, card, terms.share_ppm);
+            carve_flights_look(d, s, t, card, terms.share_ppm, begun);
             publish(s, card, &t->credit);
         }
         carve_unlock(&t->lock);
     }
 }
 
+void carve_throttle_look_slow(const struct carve_driver *d, struct carve_state *s) { look_everywhere(d, s, false); }
+
 /* ---------------------------------------------------------------------------------------- contexts */
 
-static bool hold(struct carve_throttle *t) {
+static bool hold(const struct carve_driver *d, struct carve_throttle *t) {
     unsigned round = 0;
     if (t == NULL) {
         return false;
     }
+    uint64_t now = carve_throttle_now(d);
     carve_lock(&t->lock);
     t->holds++;
+    t->held_at = now;
     while (t->looking) {
         carve_unlock(&t->lock);
         carve_back_off(&round);
@@ -417,10 +421,11 @@ static bool hold(struct carve_throttle *t) {
     return true;
 }
 
-uint32_t carve_throttles_hold(struct carve_state *s) {
+uint32_t carve_throttles_hold(const struct carve_driver *d, struct carve_state *s) {
     uint32_t held = 0;
+    look_everywhere(d, s, true); /* nothing of it can be found out afterwards */
     for (unsigned card = 0; card < CARVE_MAX_CARDS; card++) {
-        held |= (uint32_t)hold(__atomic_load_n(&s->throttles[card], __ATOMIC_ACQUIRE)) << card;
+        held |= (uint32_t)hold(d, __atomic_load_n(&s->throttles[card], __ATOMIC_ACQUIRE)) << card;
     }
     return held;
 }
@@ -442,7 +447,9 @@ static void forget(const struct carve_driver *d, struct carve_state *s, unsigned
         return;
     }
     uint64_t now = carve_throttle_now(d);
+    struct carve_terms terms = {.share_ppm = 1000000};
     carve_lock(&t->lock);
+    (void)read_terms(s, card, t, now, &terms);
     for (int i = 0; i < CLOCKS; i++) {
         struct events *e = &t->clocks[i];
         if (e->context != context) {
@@ -452,7 +459,8 @@ static void forget(const struct carve_driver *d, struct carve_state *s, unsigned
             struct flight *f = &t->flights[at];
             int16_t next = f->next;
             if (f->clock == i && !f->gone) {
-                carve_credit_guess(&t->credit, &f->ticket, 1000000, now);
+                /* The driver may have let it run to its end, or not have let it begin. */
+                carve_credit_cut(&t->credit, &f->ticket, terms.share_ppm, f->begun ? f->launched_at : t->held_at, &carve_throttle_card(s, card)->pace, now);
                 f->gone = true;
                 t->moved_at = now;
                 if (f->recorded) {

@@ -84,9 +84,9 @@ static inline void carve_throttle_look(const struct carve_driver *d) {
 }
 
 /* A context is about to go, with its events, which stand around launches on other cards, too: between hold and let_go
- * nobody asks the driver for events. Once it is gone, and before let_go, it is forgotten. held is of the cards on which
+ * nobody asks the driver for events; what is done by then is paid before. Once it is gone, and before let_go, it is forgotten. held is of the cards on which
  * something was launched. */
-uint32_t carve_throttles_hold(struct carve_state *s);
+uint32_t carve_throttles_hold(const struct carve_driver *d, struct carve_state *s);
 void carve_throttles_let_go(struct carve_state *s, uint32_t held);
 void carve_throttles_forget(const struct carve_driver *d, struct carve_state *s, uint32_t context);
 

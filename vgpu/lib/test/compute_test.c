@@ -398,6 +398,69 @@ static void copies(void) {
     check(CUDA(cuCtxSynchronize)() == CUDA_SUCCESS, "and all is well at the end");
 }
 
+/* A context for each job, that goes with what it did: waited for by nothing that the front sees, or not at all. */
+static void contexts_that_go(void) {
+    struct api a = with_share(200000), *api = &a;
+    CUdeviceptr none = 0;
+    uint64_t ns = 50 * MS, busy[2] = {0, 0};
+    void *parameters[] = {&ns, &none};
+    int (*sleep_until)(uint64_t) = (int (*)(uint64_t))dlsym(dlopen(DRIVER_AT, RTLD_NOW | RTLD_NOLOAD), "softgpu_sleep_until_ns");
+    enum { ASKED, RESET, LEFT, WAYS };
+    static const char *const what[WAYS] = {"waited for by asking", "asked for and reset", "not waited for"};
+    unsigned blocks = as_wide_as(api, 0);
+    for (int way = 0; way < WAYS; way++) {
+        bool good = true;
+        uint64_t begin = clock_ns(), paid = box_usage()->lines[0][0].charged_ns;
+        while (good && clock_ns() < begin + 20000 * MS) {
+            CUcontext context = NULL;
+            CUmodule module = NULL;
+            CUfunction spin = NULL;
+            CUstream stream = NULL;
+            good = (way == RESET ? CUDA(cuDevicePrimaryCtxRetain)(&context, 0) == CUDA_SUCCESS && CUDA(cuCtxSetCurrent)(context) == CUDA_SUCCESS : a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS) &&
+                   CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS && CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS && CUDA(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+                   CUDA(cuLaunchKernel)(spin, blocks, 1, 1, 1024, 1, 1, 0, stream, parameters, NULL) == CUDA_SUCCESS;
+            while (good && way != LEFT && CUDA(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY) {
+                sleep_until(clock_ns() + MS);
+            }
+            if (way == LEFT) {
+                sleep_until(clock_ns() + 20 * MS);
+            }
+            good &= (way == RESET ? CUDA(cuDevicePrimaryCtxReset_v2)(0) : a.cuCtxDestroy_v2(context)) == CUDA_SUCCESS;
+        }
+        busy[0] = busy[1];
+        good &= busy_ns(0, (unsigned)getpid(), &busy[1]) == 0;
+        double had = (double)(busy[1] - busy[0]) / 1e6, charged = (double)(box_usage()->lines[0][0].charged_ns - paid) / 1e6;
+        check(good && fabs(100 * had / ((double)(clock_ns() - begin) / 1e6) - 20) <= 1, "a context for each job, %s: %.2f of 20 %%", what[way], 100 * had / ((double)(clock_ns() - begin) / 1e6));
+        check(fabs(charged - had) <= 0.02 * had, "and paid (%.0f of %.0f ms)", charged, had);
+    }
+}
+
+/* One function, launched alike, that takes next to nothing and then long: for a second nothing ends of what is looked at,
+ * since that is one launch in 32. What goes ahead until that shows is paid back. */
+static void warms_up(void) {
+    struct api a = with_share(200000), *api = &a;
+    CUcontext context;
+    CUmodule module;
+    CUfunction spin = NULL;
+    CUdeviceptr none = 0;
+    uint64_t ns = 2000, work = 0;
+    void *parameters[] = {&ns, &none};
+    bool good = a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS && CUDA(cuModuleLoadData)(&module, kernel_text) == CUDA_SUCCESS && CUDA(cuModuleGetFunction)(&spin, module, "carve_spin") == CUDA_SUCCESS;
+    unsigned blocks = as_wide_as(api, 0);
+    uint64_t begin = clock_ns(), last = 0;
+    for (unsigned n = 0; good && clock_ns() < begin + 90000 * MS; n++) {
+        ns = n < 200 ? 2000 : 80 * MS;
+        good = CUDA(cuLaunchKernel)(spin, blocks, 1, 1, 1024, 1, 1, 0, NULL, parameters, NULL) == CUDA_SUCCESS;
+        work += ns;
+        last = ns;
+    }
+    double got = 100.0 * (double)(work - last) / (double)(clock_ns() - begin);
+    check(good && fabs(got - 20) <= 1, "2 us in 200 launches, then 80 ms: %.2f of 20 %%", got);
+    CUDA(cuCtxSynchronize)();
+    struct carve_usage_line *line = &box_usage()->lines[0][0];
+    check(line->since_ns == 0 && fabs((double)line->charged_ns - (double)work) < 0.02 * (double)work, "and all is paid (%.2f of %.2f s)", (double)line->charged_ns / 1e9, (double)work / 1e9);
+}
+
 /* Each case is a process of its own, since a process has one state. What it got, or less than nothing. */
 static double in_process(const char *program, unsigned load, unsigned percent) {
     char command[256], line[512];
@@ -414,7 +477,7 @@ static double in_process(const char *program, unsigned load, unsigned percent) {
     return pipe != NULL && pclose(pipe) == 0 ? got : -1;
 }
 
-/* compute_test: all; graphs, signals, values, copies, two-cards, two,other, others-graphs: those; LOAD PERCENT: that case; bench: what the errors are. */
+/* compute_test: all; graphs, signals, values, copies, two-cards, two,other, others-graphs, jobs, warms-up: those; LOAD PERCENT: that case; bench: what the errors are. */
 int main(int argc, char **argv) {
     static const unsigned percents[] = {30, 50, 80};
     bool bench = argc == 2 && strcmp(argv[1], "bench") == 0;
@@ -432,6 +495,12 @@ int main(int argc, char **argv) {
             break;
         case 'c':
             copies();
+            break;
+        case 'j':
+            contexts_that_go();
+            break;
+        case 'w':
+            warms_up();
             break;
         case 'o':
             graphs_of_others();
@@ -467,8 +536,8 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < ODD; i++) {
         check(in_process(argv[0], LOADS + i, i % 2 == 0 ? 20 : 60) >= 0, "%s", odd[i].name);
     }
-    static const char *const others[] = {"graphs", "signals", "signals-that-restart", "values", "copies", "two-cards", "two,other", "others-graphs"};
-    for (int i = 0; i < 8; i++) {
+    static const char *const others[] = {"graphs", "signals", "signals-that-restart", "values", "copies", "two-cards", "two,other", "others-graphs", "jobs", "warms-up"};
+    for (int i = 0; i < 10; i++) {
         char itself[256];
         snprintf(itself, sizeof itself, "%s %s >&2", argv[0], others[i]);
         check(system(itself) == 0, "%s", others[i]);

@@ -370,7 +370,7 @@ static void contexts_that_go(void) {
             launch(s, 1, 0, 4 * MS, CUDA_SUCCESS);
         }
         carve_launch_begin(&driver, s, (const void *)1, 0, NULL, false, &l);
-        uint32_t held = carve_throttles_hold(s);
+        uint32_t held = carve_throttles_hold(&driver, s);
         for (unsigned i = 0; i < EVENTS_AT_MOST; i++) {
             live_events -= events[i].live;
             events[i].live = false; /* the driver has taken it away */
