@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -21,8 +22,7 @@ import (
 const (
 	// maxBody bounds a review: the API server takes objects of up to 3 MiB.
 	maxBody = 8 << 20
-	// answerLimit is when the webhook gives up on a review. The API server then
-	// lets the pod through as it is.
+	// answerLimit is the usual Limit.
 	answerLimit     = 200 * time.Millisecond
 	shutdownTimeout = 3 * time.Second
 	// Path is where the API server sends reviews.
@@ -32,6 +32,9 @@ const (
 // Config is what a Webhook is made of.
 type Config struct {
 	Options
+	// Limit is when the webhook gives up on a review, 0: after 200 ms. The API server
+	// then lets the pod through as it is.
+	Limit    time.Duration
 	Registry prometheus.Registerer
 	Log      *slog.Logger
 }
@@ -62,7 +65,7 @@ func New(c Config) *Webhook {
 // caller didn't bring, and changes nothing.
 func (w *Webhook) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST "+Path, http.TimeoutHandler(http.HandlerFunc(w.serve), answerLimit, "the review took too long"))
+	mux.Handle("POST "+Path, http.TimeoutHandler(http.HandlerFunc(w.serve), cmp.Or(w.Limit, answerLimit), "the review took too long"))
 	return mux
 }
 
