@@ -393,23 +393,52 @@ void carve_green_named(struct carve_state *s, CUgreenCtx green, CUcontext handle
     carve_unlock(&s->contexts_lock);
 }
 
-void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgreenCtx green) {
-    CUdevice devices[CARVE_MAX_CARDS];
-    uint32_t count = 0;
+void carve_green_turns(struct carve_state *s, CUgreenCtx green, struct carve_green_turns *had) {
+    had->count = 0;
+    carve_lock(&s->contexts_lock);
+    for (uint32_t i = 0; i < s->contexts_high; i++) {
+        const struct carve_context *c = &s->contexts[i];
+        if (c->handle == NULL || (!c->primary && c->green != green) || (!c->primary && green == NULL)) {
+            continue;
+        }
+        if (!c->primary) {
+            had->devices[0] = c->device;
+            had->count = 1;
+            break;
+        }
+        uint32_t at = had->count;
+        if (at == CARVE_MAX_CARDS) {
+            continue;
+        }
+        for (; at > 0 && had->devices[at - 1] > c->device; at--) {
+            had->devices[at] = had->devices[at - 1];
+        }
+        had->devices[at] = c->device;
+        had->count++;
+    }
+    carve_unlock(&s->contexts_lock);
+    for (uint32_t i = 0; i < had->count; i++) {
+        had->turns[i] = carve_primary_turn(s, had->devices[i]);
+    }
+}
+
+void carve_green_turns_end(const struct carve_green_turns *had) {
+    for (uint32_t i = had->count; i > 0; i--) {
+        carve_turn_end(had->turns[i - 1]);
+    }
+}
+
+void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgreenCtx green, const struct carve_green_turns *had) {
     carve_lock(&s->contexts_lock);
     for (uint32_t i = 0; i < s->contexts_high; i++) {
         struct carve_context *c = &s->contexts[i];
         if (c->handle != NULL && c->green == green) {
             list_remove(c);
-        } else if (c->handle != NULL && c->primary && count < CARVE_MAX_CARDS) {
-            devices[count++] = c->device;
         }
     }
     carve_unlock(&s->contexts_lock);
-    for (uint32_t i = 0; i < count; i++) {
-        struct carve_turn *turn = carve_primary_turn(s, devices[i]);
-        carve_primary_released(d, s, devices[i], false);
-        carve_turn_end(turn);
+    for (uint32_t i = 0; i < had->count; i++) {
+        carve_primary_released(d, s, had->devices[i], false);
     }
 }
 

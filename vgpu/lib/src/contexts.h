@@ -88,7 +88,18 @@ bool carve_context_detach(struct carve_state *s, CUcontext handle);
 /* A green context: part of the primary one, which lives as long, and may be charged by it for the first time. What is
  * allocated in it is the primary one's. */
 void carve_green_named(struct carve_state *s, CUgreenCtx green, CUcontext handle, CUdevice device);
-void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgreenCtx green);
+
+/* The turns of the primary contexts of which a green one may be a part: of its device where that is known, else of all
+ * that there are, always in one order. Its end may be that of a primary one: whoever asks the driver for that has them. */
+struct carve_green_turns {
+    uint32_t count;
+    CUdevice devices[CARVE_MAX_CARDS];
+    struct carve_turn *turns[CARVE_MAX_CARDS];
+};
+void carve_green_turns(struct carve_state *s, CUgreenCtx green, struct carve_green_turns *had);
+void carve_green_turns_end(const struct carve_green_turns *had);
+/* It was destroyed. The caller has the turns. */
+void carve_green_gone(const struct carve_driver *d, struct carve_state *s, CUgreenCtx green, const struct carve_green_turns *had);
 
 /* Fits the charges of contexts to what the agent has learnt since. Cheap where nothing is new. */
 void carve_contexts_follow_slow(struct carve_state *s);

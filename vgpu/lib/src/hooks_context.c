@@ -274,16 +274,23 @@ CARVE_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     struct carve_state *s = carve_state();
-    uint32_t held = s != NULL ? carve_throttles_hold(d, s) : 0; /* a primary context may go along */
+    if (s == NULL || green == NULL) {
+        return d->cuGreenCtxDestroy(green);
+    }
+    /* Else a primary one that another thread makes anew meanwhile would be taken for the one that went with it. */
+    struct carve_green_turns had;
+    carve_green_turns(s, green, &had);
+    uint32_t held = carve_throttles_hold(d, s); /* a primary context may go along */
     CUresult result = d->cuGreenCtxDestroy(green);
-    bool gone = result == CUDA_SUCCESS && s != NULL && green != NULL;
-    if (gone) {
-        carve_green_gone(d, s, green);
+    CARVE_STEP("green-gone");
+    if (result == CUDA_SUCCESS) {
+        carve_green_gone(d, s, green, &had);
     }
     if (held != 0) {
         carve_throttles_let_go(s, held);
     }
-    if (gone) {
+    carve_green_turns_end(&had);
+    if (result == CUDA_SUCCESS) {
         carve_reserves_follow(d);
     }
     return result;
