@@ -456,6 +456,10 @@ void *memory_host_view(CUdeviceptr pointer, uint64_t bytes, bool write) {
   return a->backing + (pointer - a->base);
 }
 
+void *memory_card_view(CUdeviceptr pointer, uint64_t bytes, bool write) {
+  return is_device_address(pointer) || page_locked(pointer, bytes) ? memory_host_view(pointer, bytes, write) : NULL;
+}
+
 bool memory_zero(CUdeviceptr pointer, uint64_t bytes) {
   enum { WORTH_IT = 1 << 20, HOST_PAGE = 4096 };
   const block *b = block_at(pointer);

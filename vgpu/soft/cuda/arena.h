@@ -84,6 +84,10 @@ bool is_device_address(CUdeviceptr pointer);
  * allocation; other addresses are taken for host memory. NULL when not so.
  */
 void *memory_host_view(CUdeviceptr pointer, uint64_t bytes, bool write);
+/* The same for what a card reaches: of the host's memory what is page-locked. */
+void *memory_card_view(CUdeviceptr pointer, uint64_t bytes, bool write);
+/* hostmem.c: whether all of a range is page-locked. */
+bool page_locked(CUdeviceptr pointer, uint64_t bytes);
 
 /* Zeroes a large range by giving its pages back. False: too small or not such a range, so write zeros. */
 bool memory_zero(CUdeviceptr pointer, uint64_t bytes);

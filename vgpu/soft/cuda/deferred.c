@@ -92,7 +92,7 @@ static void open_gate(deferred *d) {
 
 static bool met(const CUstreamBatchMemOpParams *p) {
   bool wide = p->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64;
-  void *at = memory_host_view(p->value.address, wide ? 8 : 4, false);
+  void *at = memory_card_view(p->value.address, wide ? 8 : 4, false);
   if (!at) return true; /* its memory is gone: don't wedge */
   uint64_t is = wide ? __atomic_load_n((uint64_t *)at, __ATOMIC_ACQUIRE) : __atomic_load_n((uint32_t *)at, __ATOMIC_ACQUIRE);
   uint64_t want = wide ? p->value.value : (uint32_t)p->value.value;
@@ -106,7 +106,7 @@ static bool met(const CUstreamBatchMemOpParams *p) {
 
 static void store(const CUstreamBatchMemOpParams *p) {
   bool wide = p->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
-  void *at = memory_host_view(p->value.address, wide ? 8 : 4, true);
+  void *at = memory_card_view(p->value.address, wide ? 8 : 4, true);
   if (!at) return;
   if (wide) __atomic_store_n((uint64_t *)at, p->value.value, __ATOMIC_RELEASE);
   else __atomic_store_n((uint32_t *)at, (uint32_t)p->value.value, __ATOMIC_RELEASE);

@@ -41,7 +41,7 @@ CUresult fill_run(uint32_t card, const CUDA_MEMSET_NODE_PARAMS *f) {
     CUdeviceptr at = f->dst + row * f->pitch;
     managed_touch(card, at, bytes);
     if (!f->value && memory_zero(at, bytes)) continue;
-    void *view = memory_host_view(at, bytes, true);
+    void *view = memory_card_view(at, bytes, true);
     if (!view) return CUDA_ERROR_INVALID_VALUE;
     fill_row(view, f);
   }

@@ -23,6 +23,11 @@ static range *range_at(uintptr_t address) {
   return NULL;
 }
 
+bool page_locked(CUdeviceptr pointer, uint64_t bytes) {
+  const range *r = range_at((uintptr_t)pointer);
+  return r && bytes <= r->bytes - (pointer - r->base);
+}
+
 static CUresult remember(context *ctx, void *base, size_t bytes, unsigned int flags, bool registered) {
   range *fresh = malloc(sizeof *fresh);
   if (!fresh) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -51,7 +51,7 @@ static uint32_t turned(uint32_t x, uint64_t n) {
 /* What a kernel on a card sees there; managed memory comes to the card for it. */
 static void *card_view(const kernel_grid *g, CUdeviceptr pointer, uint64_t bytes, bool write) {
   managed_touch((uint32_t)(g->card - the_driver.region.state->header.cards), pointer, bytes);
-  return memory_host_view(pointer, bytes, write);
+  return memory_card_view(pointer, bytes, write);
 }
 
 static CUresult run_spin(const kernel_arguments *a, const kernel_grid *g) {

@@ -209,16 +209,47 @@ static void library(void) {
 
 static void illegal(void) {
   CUfunction f = kernel("carve_fill");
-  CUdeviceptr wild = 0x1000, ok;
+  CUdeviceptr ok;
   unsigned int value = 1;
   uint64_t count = 10;
   CUdeviceptr a;
   CUDA(cuMemAlloc_v2)(&a, 32);
   void *parameters[] = {&a, &value, &count}; /* 40 bytes into 32 */
-  (void)wild;
   check_equal(CUDA(cuLaunchKernel)(f, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), CUDA_SUCCESS, "a kernel that writes past its memory is launched");
   check_equal(CUDA(cuCtxSynchronize)(), CUDA_ERROR_ILLEGAL_ADDRESS, "and found out at the next synchronisation");
   check_equal(CUDA(cuMemAlloc_v2)(&ok, 32), CUDA_ERROR_ILLEGAL_ADDRESS, "the context stays broken");
+}
+
+/* Of the host's memory a kernel reaches what is page-locked. What it can't reach breaks its context, and no other. */
+static void astray(void) {
+  unsigned int value = 7, there[4] = {0}, zero[2] = {0};
+  uint64_t count = 4;
+  CUdeviceptr freed, ok;
+  CUDA(cuMemAlloc_v2)(&freed, 64 * MIB);
+  CUDA(cuMemFree_v2)(freed);
+  CUdeviceptr wild[] = {0x10, (uintptr_t)there, freed + 48 * MIB, 1ull << 60};
+  static const char *const names[] = {"next to zero", "on the host", "freed", "nowhere"};
+  for (int i = 0; i < 4; i++) {
+    CUcontext context, before = NULL;
+    CUmodule module;
+    CUfunction fill;
+    CUDA(cuCtxGetCurrent)(&before);
+    CUDA(cuCtxCreate_v2)(&context, 0, 0);
+    CUDA(cuModuleLoadData)(&module, kernel_text);
+    CUDA(cuModuleGetFunction)(&fill, module, "carve_fill");
+    void *parameters[] = {&wild[i], &value, &count};
+    check_equal(CUDA(cuLaunchKernel)(fill, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), CUDA_SUCCESS, "a kernel that writes to an address %s is launched", names[i]);
+    check(CUDA(cuCtxSynchronize)() == CUDA_ERROR_ILLEGAL_ADDRESS && CUDA(cuMemAlloc_v2)(&ok, 32) == CUDA_ERROR_ILLEGAL_ADDRESS &&
+              CUDA(cuMemFree_v2)(4096) == CUDA_ERROR_ILLEGAL_ADDRESS && CUDA(cuLaunchKernel)(fill, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL) == CUDA_ERROR_ILLEGAL_ADDRESS,
+          "its context is broken for good");
+    check(CUDA(cuCtxDestroy_v2)(context) == CUDA_SUCCESS && CUDA(cuCtxSetCurrent)(before) == CUDA_SUCCESS && CUDA(cuCtxSynchronize)() == CUDA_SUCCESS, "and goes; another isn't");
+  }
+  check(there[0] == 0 && CUDA(cuMemsetD8_v2)((uintptr_t)zero, 1, sizeof zero) == CUDA_ERROR_INVALID_VALUE && zero[0] == 0, "nothing was written there; a fill of such memory is refused");
+  CUDA(cuMemHostRegister_v2)(there, sizeof there, 0);
+  CUdeviceptr locked = (uintptr_t)there;
+  void *parameters[] = {&locked, &value, &count};
+  check(CUDA(cuLaunchKernel)(kernel("carve_fill"), 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL) == CUDA_SUCCESS && CUDA(cuCtxSynchronize)() == CUDA_SUCCESS && there[3] == 7, "once it is page-locked, a kernel reaches it");
+  CUDA(cuMemHostUnregister)(there);
 }
 
 int main(void) {
@@ -228,6 +259,7 @@ int main(void) {
   times();
   refusals();
   library();
+  astray();
   illegal();
   return finish();
 }
