@@ -167,6 +167,18 @@ CARVE_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph 
     BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, stream, graph, after, edges, count, mode);
 }
 
+static void end_one(struct carve_state *s) { __atomic_sub_fetch(&s->captures, 1, __ATOMIC_SEQ_CST); }
+
+/* Such that end with their stream or context stay counted, which costs a question with each launch. */
+static void unlisted_ended(struct carve_state *s) {
+    carve_lock(&s->captures_lock);
+    if (s->captures_unlisted != 0) {
+        s->captures_unlisted--;
+        end_one(s);
+    }
+    carve_unlock(&s->captures_lock);
+}
+
 /* Whether an end that was asked for has ended a capture: with a graph or not, as one that isn't joined does, or not at
  * all, as in the wrong thread. */
 static CUresult end_capture(__typeof__(cuStreamIsCapturing) *ask, __typeof__(cuStreamEndCapture) *end, CUstream stream, CUgraph *graph) {
@@ -174,11 +186,14 @@ static CUresult end_capture(__typeof__(cuStreamIsCapturing) *ask, __typeof__(cuS
     if (CARVE_UNLIKELY(end == NULL)) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
+    CUstreamCaptureStatus before = CU_STREAM_CAPTURE_STATUS_NONE, now = CU_STREAM_CAPTURE_STATUS_NONE;
+    /* One for which the list had no place isn't told from none afterwards. */
+    bool was = s != NULL && __atomic_load_n(&s->captures_unlisted, __ATOMIC_RELAXED) != 0 && ask != NULL &&
+               ask(stream, &before) == CUDA_SUCCESS && before != CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = end(stream, graph);
-    CUstreamCaptureStatus now = CU_STREAM_CAPTURE_STATUS_NONE;
     bool ended = result == CUDA_SUCCESS || (ask != NULL && ask(stream, &now) == CUDA_SUCCESS && now == CU_STREAM_CAPTURE_STATUS_NONE);
-    if (s != NULL && ended) {
-        (void)carve_capture_ended(s, stream);
+    if (s != NULL && ended && !carve_capture_ended(s, stream) && was) {
+        unlisted_ended(s);
     }
     return result;
 }
@@ -217,8 +232,6 @@ CARVE_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) { return destroy_strea
 
 void carve_capture_begins(struct carve_state *s) { __atomic_add_fetch(&s->captures, 1, __ATOMIC_SEQ_CST); }
 
-static void end_one(struct carve_state *s) { __atomic_sub_fetch(&s->captures, 1, __ATOMIC_SEQ_CST); }
-
 void carve_capture_begun(const struct carve_driver *d, struct carve_state *s, CUstream stream, bool begun) {
     struct carve_place place = {0};
     if (!begun) {
@@ -234,8 +247,8 @@ void carve_capture_begun(const struct carve_driver *d, struct carve_state *s, CU
             return;
         }
     }
+    s->captures_unlisted++; /* counted as long as it is open: nothing of ours may disturb it */
     carve_unlock(&s->captures_lock);
-    end_one(s); /* more at once than any program has: events may disturb this one */
 }
 
 bool carve_capture_ended(struct carve_state *s, CUstream stream) {

@@ -52,12 +52,12 @@ CARVE_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t b
     struct carve_state *s = carve_state();
     int card = s == NULL ? -1 : carve_device_card(d, s, own.location.id);
     if (card < 0) {
-        return carve_device_denied(d, own.location.id) ? create_uncharged(d, bytes, &own, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_device_denied(d, own.location.id) ? create_uncharged(d, bytes, &own, flags) : carve_told(d, own.location.id, CUDA_ERROR_OUT_OF_MEMORY);
     }
     carve_contexts_follow(s);
     uint32_t units = carve_page_units(bytes);
     if (!carve_obtain(d, s, (unsigned)card, units, bytes)) {
-        return absurd(bytes, &own, flags) ? create_uncharged(d, bytes, &own, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+        return absurd(bytes, &own, flags) ? create_uncharged(d, bytes, &own, flags) : carve_told(d, own.location.id, CUDA_ERROR_OUT_OF_MEMORY);
     }
     CUmemGenericAllocationHandle made = 0;
     struct carve_gone stale = {0};
@@ -91,6 +91,7 @@ CARVE_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
         return d->cuMemRelease(handle); /* nothing is known of any */
     }
     struct carve_gone gone = {0};
+    CARVE_STEP("release-asked");
     CUresult result = d->cuMemRelease(handle);
     if (result == CUDA_SUCCESS) {
         gone = carve_virtual_release(s, handle);

@@ -147,8 +147,9 @@ static void visit(struct visitor *v, uint32_t card) {
                 carve_read_file(CARVE_USAGE_AT, &process, sizeof process,
                                 offsetof(struct carve_usage, processes) + (uint64_t)(first + i) * sizeof process) !=
                     (long)sizeof process ||
-                process.pid_namespace != v->pid_namespace || CARVE_STATE(process.state_pid) != CARVE_SLOT_LIVE) {
-                continue;
+                process.pid_namespace != v->pid_namespace || CARVE_STATE(process.state_pid) != CARVE_SLOT_LIVE ||
+                carve_process_gone(CARVE_PID(process.state_pid), process.start_ticks)) {
+                continue; /* one that has ended is charged until the agent takes its slot off, but is no process any more */
             }
             if (v->count < v->room) {
                 v->put(v->lines, v->count, CARVE_PID(process.state_pid), carve_units_bytes(used));

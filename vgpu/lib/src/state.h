@@ -25,6 +25,7 @@ enum {
     CARVE_MAX_DEVICES = 64,   /* ordinals of this process */
     CARVE_MAX_CONTEXTS = 512, /* of this process at one time; each costs the card some 100 MiB */
     CARVE_MAX_CAPTURES = 64,  /* that end with their stream or context, if the program doesn't end them */
+    CARVE_MAX_PARTS = 64,     /* of cards, described for green contexts, that are told from nonsense */
     CARVE_MAX_RESERVES = 512, /* pools of this process at one time, and cards with memory of graphs */
 };
 
@@ -122,8 +123,7 @@ struct carve_block {
     bool object;   /* no memory of its own, and not counted */
 };
 
-/* 3 is the turn, see virtual.c. */
-enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2, CARVE_LINK_BINDING = 4 };
+enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2, CARVE_LINK_BINDING = 3 };
 
 /* What leads to a block. */
 struct carve_link {
@@ -135,6 +135,7 @@ struct carve_link {
 };
 
 struct carve_virtual {
+    struct carve_turn turn;
     uint32_t count; /* of links; there is room for 1 << bits, or none */
     uint32_t bits;
     struct carve_link *links;
@@ -273,7 +274,10 @@ struct carve_state {
     struct carve_account accounts[CARVE_MAX_CARDS];
 
     uint32_t heap_turn; /* a thread sets a limit of a context, see heaps.c */
+    uint32_t parts_made;
+    CUdevResourceDesc parts[CARVE_MAX_PARTS]; /* the latest */
     uint32_t captures; /* streams that are being captured */
+    uint32_t captures_unlisted; /* of them, under the lock: those for which the list had no place */
     carve_lock_t captures_lock;
     struct carve_capture capture_list[CARVE_MAX_CAPTURES];
     struct carve_throttle *throttles[CARVE_MAX_CARDS]; /* see throttle.c; NULL: nothing was launched there */

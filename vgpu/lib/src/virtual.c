@@ -3,13 +3,7 @@
  * pointers.c with another content, under the same lock. */
 #include "virtual.h"
 
-#include <errno.h>
-
 #include "pointers.h"
-
-/* The turn is a link too: its holder is where bytes stand otherwise, and uses are how often it has it. So a forked
- * child, which finds no links, finds no turn taken. */
-enum { LINK_TURN = 3, TAKEN = 1 };
 
 enum { FIRST_BITS = 7, NO_BLOCK = 0 };
 
@@ -83,37 +77,17 @@ static inline bool room_for(const struct carve_virtual *v, uint32_t links) {
 
 bool carve_virtual_turn(struct carve_state *s, bool room) {
     struct carve_virtual *v = &s->virtual;
-    uint64_t me = (uintptr_t)&errno; /* each thread has its own */
-    unsigned round = 0;
-    struct carve_link *turn;
+    carve_turn_take(&v->turn);
     carve_lock(&s->pointers.lock);
-    while ((turn = known(v, 0, LINK_TURN)) != NULL && turn->bytes != me) {
-        carve_unlock(&s->pointers.lock);
-        carve_back_off(&round);
-        carve_lock(&s->pointers.lock);
-    }
-    /* At worst half of the places are taken, and one is always to be had where nothing else is added. */
-    bool good = room_for(v, room ? 2 : 1) || grow_links(v) || (v->bits != 0 && !room);
-    turn = good ? known(v, 0, LINK_TURN) : NULL; /* which may stand elsewhere by now */
-    if (turn != NULL) {
-        turn->uses++;
-    } else if (good) {
-        v->links[find(v, 0, LINK_TURN)] = (struct carve_link){.bytes = me, .uses = 1, .block = TAKEN, .kind = LINK_TURN};
-        v->count++;
-    }
+    bool good = !room || room_for(v, 1) || grow_links(v);
     carve_unlock(&s->pointers.lock);
+    if (!good) {
+        carve_turn_end(&v->turn);
+    }
     return good;
 }
 
-void carve_virtual_turn_end(struct carve_state *s) {
-    carve_lock(&s->pointers.lock);
-    struct carve_link *turn = known(&s->virtual, 0, LINK_TURN);
-    /* None where a callback forked and this is the child. */
-    if (turn != NULL && --turn->uses == 0) {
-        remove_link(&s->virtual, turn);
-    }
-    carve_unlock(&s->pointers.lock);
-}
+void carve_virtual_turn_end(struct carve_state *s) { carve_turn_end(&s->virtual.turn); }
 
 /* A free place for a block; NO_BLOCK where there is no memory for one. */
 static uint32_t new_block(struct carve_state *s) {

@@ -23,8 +23,9 @@ struct carve_gone {
 /* Takes the turn to ask the driver for any of these. One thread has it, from before the driver is asked until its
  * answer is written down, so that both see the same order: else a mapping that the driver makes just before a release
  * would be looked up just after it, and not be found. A thread that has it gets it again, as in a callback of the
- * driver. No lock is held meanwhile, and nobody who has the turn waits for another process. With room there is also
- * memory for whatever is written down then. False, and no turn, where there is no memory. */
+ * driver, and nobody waits for it without end: see turns.h. No lock is held meanwhile, and nobody who has the turn waits
+ * for another process. With room there is also memory for whatever is written down then. False, and no turn, where
+ * there is none. */
 bool carve_virtual_turn(struct carve_state *s, bool room);
 void carve_virtual_turn_end(struct carve_state *s);
 

@@ -128,6 +128,9 @@ static void figures(void) {
     box_usage()->processes[1].pid_namespace = namespace_now;
     kill(a, SIGKILL);
     waitpid(a, NULL, 0);
+    count = 1;
+    check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, &count, list) == NVML_SUCCESS && count == 1 && list[0].pid == (unsigned)b, "one that has ended isn't listed, and takes no room");
+    check(CALL(nvmlDeviceGetMemoryInfo)(first, &m) == NVML_SUCCESS && m.used == 2 * each, "but counted until the agent takes it off");
     box_reclaim(0);
     close(hold[1]);
     waitpid(b, NULL, 0);

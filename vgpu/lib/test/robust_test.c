@@ -358,9 +358,48 @@ static int threads_and_captures(void *unused) {
     return 0;
 }
 
+/* More captures at once than the front has places for: what is launched into any of them isn't disturbed, and once all
+ * have ended launches are measured as before. */
+static int many_captures(void *unused) {
+    enum { MANY = 80, LAUNCHES = 3 };
+    CUstream streams[MANY];
+    CUgraph graph;
+    unsigned wrong_ones = 0, nodes = 0;
+    struct worker w;
+    (void)unused;
+    if (!begin_work(&w)) {
+        return 3;
+    }
+    struct api *api = &w.a;
+    for (int i = 0; i < MANY; i++) {
+        wrong_ones += CUDA(cuStreamCreate)(&streams[i], CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS || CUDA(cuStreamBeginCapture_v2)(streams[i], CU_STREAM_CAPTURE_MODE_RELAXED) != CUDA_SUCCESS;
+    }
+    for (int pass = 0; pass < 2; pass++) { /* first those that have places end, then the others get launches */
+        for (int i = pass * 64; i < (pass == 0 ? 64 : MANY); i++) {
+            size_t count = 0;
+            for (int k = 0; k < LAUNCHES; k++) {
+                wrong_ones += spin_for(&w, streams[i], 40000000) != CUDA_SUCCESS;
+            }
+            wrong_ones += CUDA(cuStreamEndCapture)(streams[i], &graph) != CUDA_SUCCESS || CUDA(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS;
+            nodes += (unsigned)count;
+        }
+    }
+    check(wrong_ones == 0 && nodes == MANY * LAUNCHES, "of %d captures at once none is disturbed (%u faults, %u nodes)", (int)MANY, wrong_ones, nodes);
+    const struct carve_usage_line *line = &box_usage()->lines[0][box_slot_of(getpid())];
+    check(line->charged_ns == 0, "what was launched into them isn't charged");
+    wrong_ones = CUDA(cuStreamEndCapture)(streams[0], &graph) == CUDA_SUCCESS; /* none is open there: changes nothing */
+    for (int i = 0; i < 4; i++) {
+        wrong_ones += spin_for(&w, w.stream, 3000000) != CUDA_SUCCESS || CUDA(cuStreamSynchronize)(w.stream) != CUDA_SUCCESS;
+    }
+    check(wrong_ones == 0 && line->charged_ns >= 11000000, "and work after them is, as measured (%llu us)", (unsigned long long)line->charged_ns / 1000);
+    return 0;
+}
+
 static void captures(void) {
     files(900000);
     check(in_child(threads_and_captures, NULL) == 0, "threads and captures: ran to its end");
+    files(900000);
+    check(in_child(many_captures, NULL) == 0, "many captures: ran to its end");
 }
 
 /* Each thread has a stream of its own, of the same name: what runs for long in one keeps none of the others. */

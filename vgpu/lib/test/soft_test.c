@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -383,6 +384,62 @@ static void primary_interrupted(void) {
     }
 }
 
+#define HERE(name) ((__typeof__(name) *)dlsym(shared_api.handle, #name))
+
+/* A thread that stays in the driver while it lets go of memory that is mapped, as one does that waits for work. Others
+ * get on, after a while. */
+static sem_t entered, go_on;
+static void stay(int number) {
+    (void)number;
+    sem_post(&entered);
+    while (sem_wait(&go_on) != 0) {
+    }
+}
+
+static CUmemGenericAllocationHandle physical(void) {
+    CUmemAllocationProp p = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemGenericAllocationHandle handle = 0;
+    return HERE(cuMemCreate)(&handle, 20 * MIB, &p, 0) == CUDA_SUCCESS ? handle : 0;
+}
+
+static void *let_go(void *handle) {
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+    __atomic_add_fetch(&failed, HERE(cuMemRelease)((CUmemGenericAllocationHandle)(uintptr_t)handle) != CUDA_SUCCESS, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static void virtual_stays(void) {
+    void (*arm)(const char *, unsigned, int) = (void (*)(const char *, unsigned, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "carve_test_arm");
+    CUcontext c;
+    pthread_t thread;
+    sigset_t one;
+    shared_api = start(2000, 1000, CARVE_LIMITS_SELF_VISIBLE);
+    failed = shared_api.cuDevicePrimaryCtxRetain(&c, 0) != CUDA_SUCCESS;
+    uint64_t bare = box_used(0);
+    CUmemGenericAllocationHandle first = physical(), second;
+    sem_init(&entered, 0, 0);
+    sem_init(&go_on, 0, 0);
+    signal(SIGUSR1, stay);
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &one, NULL);
+    arm("release-asked", 0, SIGUSR1);
+    pthread_create(&thread, NULL, let_go, (void *)(uintptr_t)first);
+    while (sem_wait(&entered) != 0) {
+    }
+    alarm(120); /* without end it would be */
+    second = physical();
+    bool got_on = second != 0 && HERE(cuMemRelease)(second) == CUDA_SUCCESS && box_used(0) == bare + 20 * MIB;
+    alarm(0);
+    sem_post(&go_on);
+    pthread_join(thread, NULL);
+    check(first != 0 && got_on, "while a thread stays in a release another has memory of the kind, and lets go of it");
+    check(failed == 0 && box_used(0) == bare && truth(0, getpid()) == bare, "and what the first let go of goes when it is through (%zu MiB)", box_used(0) / MIB);
+}
+
 /* Threads that want the primary context at the same moment, in a share with room for one. */
 static pthread_barrier_t gate;
 static void *want_primary(void *argument) {
@@ -542,6 +599,7 @@ int main(int argc, char **argv) {
     }
     if (argc == 2 && strcmp(argv[1], "steps") == 0) {
         check(in_child(run, (void *)primary_interrupted) == 0, "the primary context, interrupted: ran to its end");
+        check(in_child(run, (void *)virtual_stays) == 0, "a release that stays: ran to its end");
         return tap_done();
     }
     if (argc == 2 && strcmp(argv[1], "threads") == 0) {
