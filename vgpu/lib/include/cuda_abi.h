@@ -104,6 +104,9 @@ CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *out, int type
 CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count, const CUdevResource *from, CUdevResource *rest, unsigned int flags,
                                      unsigned int least);
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources, unsigned int count);
+/* Which devices an interface for graphics has that is current in this thread; what finds its functions is find. */
+CUresult cuGLGetDevices_v2(unsigned int *count, CUdevice *devices, unsigned int room, int list); /* 6.5 */
+CUresult cuVDPAUGetDevice(CUdevice *device, uint32_t vdpau, void *find);                        /* 3.1 */
 CUresult cuGreenCtxRecordEvent(CUgreenCtx green, CUevent event);
 CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event);
 CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority);

@@ -178,6 +178,8 @@
     X(cuVDPAUCtxCreate_v2, "3.2", \
       (CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find), \
       "charge", "a context", "refuse") \
+    X(cuDevResourceGenerateDesc, "12.4", (CUdevResourceDesc *out, CUdevResource *resources, unsigned int count), \
+      "note the part", "-", "pass") \
     X(cuGreenCtxCreate, "12.4", (CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags), \
       "charge the primary context, once", "a context", "refuse") \
     X(cuCtxFromGreenCtx, "12.4", (CUcontext *context, CUgreenCtx green), \
@@ -368,6 +370,8 @@
     X(cuDeviceGetAttribute)        \
     X(cuDeviceGetCount)            \
     X(cuDeviceGetExecAffinitySupport) \
+    X(cuGLGetDevices_v2)           \
+    X(cuVDPAUGetDevice)            \
     X(cuCtxPopCurrent_v2)          \
     X(cuCtxPushCurrent_v2)         \
     X(cuDeviceGetUuid)             \

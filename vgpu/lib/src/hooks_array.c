@@ -42,7 +42,7 @@ static CUresult create(const struct carve_driver *d, const struct request *r, vo
     carve_contexts_follow(s);
     enum carve_where where = carve_current(d, s, &place);
     if (where == CARVE_FOREIGN) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_told(d, -1, CUDA_ERROR_OUT_OF_MEMORY);
     }
     if (where == CARVE_NOWHERE || absurd(&r->all)) {
         return make_uncharged(d, r);
@@ -54,7 +54,7 @@ static CUresult create(const struct carve_driver *d, const struct request *r, vo
     struct carve_put put;
     void *made = NULL;
     if (!carve_array_charge(d, s, &block, carve_array_bytes(d, place.device, &r->all, r->levels))) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_told(d, place.device, CUDA_ERROR_OUT_OF_MEMORY);
     }
     CARVE_STEP("alloc-charged");
     CUresult result = r->make(d, r, &made);

@@ -28,8 +28,45 @@ static void undo_retain(const struct carve_driver *d, CUdevice device) {
     (void)(d->cuDevicePrimaryCtxRelease_v2 != NULL ? d->cuDevicePrimaryCtxRelease_v2(device) : d->cuDevicePrimaryCtxRelease(device));
 }
 
-/* The frame of each hook that creates a context by call. */
-#define CREATE(function, handle, device, primary, call)         \
+/* What no driver takes, whatever room there is: it is asked for the code by which it says so. One that takes it all the
+ * same gets it back. These look at what the driver would look at next, and ask for nothing that stays. */
+#define KNOWN_FLAGS 0xffu /* of contexts, up to CUDA 13; of the three lowest bits at most one is set */
+
+static bool absurd_flags(unsigned int flags) { return (flags & ~KNOWN_FLAGS) != 0 || (flags & 7) == 3; }
+
+static bool absurd_affinity(const struct carve_driver *d, const CUexecAffinityParam *params, int count, CUdevice device) {
+    int supported = 0;
+    if (count == 0) {
+        return false;
+    }
+    return count < 0 || params == NULL || count > 1 || params->type != 0 || params->param.smCount.val == 0 || d->cuDeviceGetExecAffinitySupport == NULL ||
+           d->cuDeviceGetExecAffinitySupport(&supported, 0, device) != CUDA_SUCCESS || supported == 0;
+}
+
+/* Contexts that share the card with an interface for graphics need one that is there. */
+static bool absurd_params(const struct carve_driver *d, const CUctxCreateParams *params, CUdevice device) {
+    int vulkan = 0;
+    if (params == NULL) {
+        return false;
+    }
+    bool graphics = d->cuDeviceGetAttribute != NULL && d->cuDeviceGetAttribute(&vulkan, CU_DEVICE_ATTRIBUTE_VULKAN_CIG_SUPPORTED, device) == CUDA_SUCCESS && vulkan != 0;
+    return (params->cigParams != NULL && !graphics) || absurd_affinity(d, params->execAffinityParams, params->numExecAffinityParams, device);
+}
+
+static bool no_gl(const struct carve_driver *d) {
+    enum { ALL_DEVICES = 1 };
+    unsigned int count = 0;
+    CUdevice device;
+    return d->cuGLGetDevices_v2 == NULL || d->cuGLGetDevices_v2(&count, &device, 1, ALL_DEVICES) != CUDA_SUCCESS;
+}
+
+static bool no_vdpau(const struct carve_driver *d, uint32_t vdpau, void *find) {
+    CUdevice device;
+    return find == NULL || d->cuVDPAUGetDevice == NULL || d->cuVDPAUGetDevice(&device, vdpau, find) != CUDA_SUCCESS;
+}
+
+/* The frame of each hook that creates a context by call. absurd is looked at where there is no room. */
+#define CREATE(function, handle, device, primary, absurd, call)  \
     do {                                                        \
         const struct carve_driver *d = carve_driver();          \
         struct carve_opening opening;                           \
@@ -43,8 +80,8 @@ static void undo_retain(const struct carve_driver *d, CUdevice device) {
             return CUDA_ERROR_MPS_CONNECTION_FAILED;            \
         }                                                       \
         bool had = carve_context_open(d, device, &opening);     \
-        if (!had && !denied(d, device)) {                       \
-            return CUDA_ERROR_OUT_OF_MEMORY;                    \
+        if (!had && !denied(d, device) && !(absurd)) {          \
+            return carve_told(d, device, CUDA_ERROR_OUT_OF_MEMORY); \
         }                                                       \
         CUresult result = d->call;                              \
         if (!had && result == CUDA_SUCCESS) {                   \
@@ -64,24 +101,26 @@ static void undo_retain(const struct carve_driver *d, CUdevice device) {
     } while (0)
 
 CARVE_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
-    CREATE(cuCtxCreate, context, device, false, cuCtxCreate(context, flags, device));
+    CREATE(cuCtxCreate, context, device, false, absurd_flags(flags), cuCtxCreate(context, flags, device));
 }
 
 CARVE_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
-    CREATE(cuCtxCreate_v2, context, device, false, cuCtxCreate_v2(context, flags, device));
+    CREATE(cuCtxCreate_v2, context, device, false, absurd_flags(flags), cuCtxCreate_v2(context, flags, device));
 }
 
 CARVE_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags,
                                      CUdevice device) {
-    CREATE(cuCtxCreate_v3, context, device, false, cuCtxCreate_v3(context, params, count, flags, device));
+    CREATE(cuCtxCreate_v3, context, device, false, absurd_flags(flags) || absurd_affinity(d, params, count, device),
+           cuCtxCreate_v3(context, params, count, flags, device));
 }
 
 CARVE_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device) {
-    CREATE(cuCtxCreate_v4, context, device, false, cuCtxCreate_v4(context, params, flags, device));
+    CREATE(cuCtxCreate_v4, context, device, false, absurd_flags(flags) || absurd_params(d, params, device),
+           cuCtxCreate_v4(context, params, flags, device));
 }
 
 static CUresult retain(CUcontext *context, CUdevice device) {
-    CREATE(cuDevicePrimaryCtxRetain, context, device, true, cuDevicePrimaryCtxRetain(context, device));
+    CREATE(cuDevicePrimaryCtxRetain, context, device, true, false, cuDevicePrimaryCtxRetain(context, device));
 }
 
 CARVE_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
@@ -157,19 +196,21 @@ CARVE_EXPORT CUresult cuCtxDetach(CUcontext context) {
 }
 
 CARVE_EXPORT CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
-    CREATE(cuGLCtxCreate, context, device, false, cuGLCtxCreate(context, flags, device));
+    CREATE(cuGLCtxCreate, context, device, false, absurd_flags(flags) || no_gl(d), cuGLCtxCreate(context, flags, device));
 }
 
 CARVE_EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
-    CREATE(cuGLCtxCreate_v2, context, device, false, cuGLCtxCreate_v2(context, flags, device));
+    CREATE(cuGLCtxCreate_v2, context, device, false, absurd_flags(flags) || no_gl(d), cuGLCtxCreate_v2(context, flags, device));
 }
 
 CARVE_EXPORT CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find) {
-    CREATE(cuVDPAUCtxCreate, context, device, false, cuVDPAUCtxCreate(context, flags, device, vdpau, find));
+    CREATE(cuVDPAUCtxCreate, context, device, false, absurd_flags(flags) || no_vdpau(d, vdpau, find),
+           cuVDPAUCtxCreate(context, flags, device, vdpau, find));
 }
 
 CARVE_EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t vdpau, void *find) {
-    CREATE(cuVDPAUCtxCreate_v2, context, device, false, cuVDPAUCtxCreate_v2(context, flags, device, vdpau, find));
+    CREATE(cuVDPAUCtxCreate_v2, context, device, false, absurd_flags(flags) || no_vdpau(d, vdpau, find),
+           cuVDPAUCtxCreate_v2(context, flags, device, vdpau, find));
 }
 
 CARVE_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
@@ -188,15 +229,38 @@ CARVE_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     carve_contexts_follow(s);
     switch (carve_current(d, s, &place)) {
     case CARVE_HERE:
-        return carve_heap_set(d, s, &place, limit, value);
+        return carve_told(d, -1, carve_heap_set(d, s, &place, limit, value));
     case CARVE_FOREIGN:
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return carve_told(d, -1, CUDA_ERROR_OUT_OF_MEMORY);
     default:
         return d->cuCtxSetLimit(limit, value); /* it has an answer to that */
     }
 }
 
 /* ---- green contexts ---- */
+
+/* What parts were described is noted, of the latest: so nonsense is told from a part for which there is no room. */
+CARVE_EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *part, CUdevResource *resources, unsigned int count) {
+    const struct carve_driver *d = carve_driver();
+    struct carve_state *s = carve_state();
+    if (d->cuDevResourceGenerateDesc == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUresult result = d->cuDevResourceGenerateDesc(part, resources, count);
+    if (result == CUDA_SUCCESS && s != NULL && part != NULL) {
+        uint32_t at = __atomic_fetch_add(&s->parts_made, 1, __ATOMIC_RELAXED) % CARVE_MAX_PARTS;
+        __atomic_store_n(&s->parts[at], *part, __ATOMIC_RELAXED);
+    }
+    return result;
+}
+
+static bool known_part(struct carve_state *s, const void *part) {
+    bool known = s == NULL || __atomic_load_n(&s->parts_made, __ATOMIC_RELAXED) > CARVE_MAX_PARTS; /* or it can't be told */
+    for (uint32_t i = 0; !known && part != NULL && i < CARVE_MAX_PARTS; i++) {
+        known = __atomic_load_n(&s->parts[i], __ATOMIC_RELAXED) == part;
+    }
+    return known && part != NULL;
+}
 
 static CUresult create_green(const struct carve_driver *d, struct carve_state *s, CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags) {
     struct carve_opening opening;
@@ -208,8 +272,8 @@ static CUresult create_green(const struct carve_driver *d, struct carve_state *s
         return CUDA_ERROR_MPS_CONNECTION_FAILED;
     }
     bool had = carve_context_open(d, device, &opening);
-    if (!had && !denied(d, device)) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!had && !denied(d, device) && flags == CU_GREEN_CTX_DEFAULT_STREAM && known_part(s, resources)) {
+        return carve_told(d, device, CUDA_ERROR_OUT_OF_MEMORY);
     }
     CUresult result = d->cuGreenCtxCreate(green, resources, device, flags);
     if (!had && result == CUDA_SUCCESS) {

@@ -95,14 +95,14 @@ CARVE_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     if (CARVE_UNLIKELY(d->function == NULL)) {                                 \
         return CUDA_ERROR_NOT_SUPPORTED;                                       \
     }                                                                          \
-    return carve_graph_run(d, exec, stream, per_thread, d->function)
+    return carve_told(d, -1, carve_graph_run(d, exec, stream, per_thread, d->function))
 
 /* One that works on several cards, or on another than its stream's, waits for the share of each, and pays on each as
  * long as it takes in all: what of that each had the driver's word on it tells. */
 __attribute__((noinline)) static CUresult launch_spread(const struct carve_driver *d, struct carve_state *s, CUgraphExec exec, CUstream stream, bool per_thread, uint32_t cards, carve_graph_call *call) {
     struct carve_launch launches[CARVE_MAX_CARDS];
     unsigned count = carve_launch_wait_on(d, s, carve_launch_key(exec, 0), cards, stream, per_thread, launches);
-    CUresult result = carve_graph_run(d, exec, stream, per_thread, call);
+    CUresult result = carve_told(d, -1, carve_graph_run(d, exec, stream, per_thread, call));
     for (unsigned i = 0; i < count; i++) {
         carve_launch_end(d, s, &launches[i], result);
     }
@@ -122,7 +122,7 @@ __attribute__((noinline)) static CUresult launch_spread(const struct carve_drive
         return launch_spread(d, s, exec, stream, per_thread, cards, d->function);    \
     }                                                                                \
     carve_launch_begin(d, s, exec, 0, stream, per_thread, &launch);                  \
-    CUresult result = carve_graph_run(d, exec, stream, per_thread, d->function);     \
+    CUresult result = carve_told(d, -1, carve_graph_run(d, exec, stream, per_thread, d->function)); \
     carve_launch_end(d, s, &launch, result);                                         \
     return result
 

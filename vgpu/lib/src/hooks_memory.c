@@ -205,13 +205,13 @@ static inline CUresult allocate(const struct carve_driver *d, const struct call 
         return call->make(d, call, address, pitch);
     }
     if (CARVE_UNLIKELY(begun == REFUSED)) {
-        return r.s == NULL ? carve_without_files(d, CUDA_ERROR_OUT_OF_MEMORY) : CUDA_ERROR_OUT_OF_MEMORY;
+        return r.s == NULL ? carve_without_files(d, CUDA_ERROR_OUT_OF_MEMORY) : carve_told(d, -1, CUDA_ERROR_OUT_OF_MEMORY);
     }
     r.may_be_managed = call->may_be_managed;
     for (bool sure = false;; sure = true) {
         uint64_t made = 0, real_pitch = 0;
         if (CARVE_UNLIKELY(!charge(d, &r, call->kind, call->bytes, sure))) {
-            return r.beyond ? beyond(d, &r, call->bytes, address) : call->absurd ? make_uncharged(d, call) : CUDA_ERROR_OUT_OF_MEMORY;
+            return carve_told(d, -1, r.beyond ? beyond(d, &r, call->bytes, address) : call->absurd ? make_uncharged(d, call) : CUDA_ERROR_OUT_OF_MEMORY);
         }
         CARVE_STEP("alloc-charged");
         CUresult result = call->make(d, call, &made, &real_pitch);

@@ -82,7 +82,7 @@ static CUresult allocate(const struct carve_driver *d, struct carve_growth g, bo
         case CARVE_NOWHERE:
             return g.make(d, &g);
         case CARVE_FOREIGN:
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return carve_told(d, -1, CUDA_ERROR_OUT_OF_MEMORY);
         default:
             break;
         }
@@ -100,7 +100,7 @@ static CUresult allocate(const struct carve_driver *d, struct carve_growth g, bo
         return named ? g.make(d, &g) : CUDA_ERROR_OUT_OF_MEMORY;
     }
     g.pointer = &made;
-    CUresult result = carve_reserve_grow(d, s, reserve, &g);
+    CUresult result = carve_told(d, -1, carve_reserve_grow(d, s, reserve, &g));
     if (result == CUDA_SUCCESS) {
         *out = made;
     }

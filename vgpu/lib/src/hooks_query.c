@@ -17,13 +17,10 @@ static bool share(struct carve_state *s, unsigned card, uint64_t *free_bytes, ui
     return true;
 }
 
-/* The share of the card that is current. CUDA_ERROR_INVALID_CONTEXT stands for: ask the driver. */
-static CUresult current_share(const struct carve_driver *d, uint64_t *free_bytes, uint64_t *total_bytes) {
-    struct carve_state *s = carve_state();
+/* The share of the card that is current. The driver was asked and has no objection: to the arguments, to the context,
+ * or by an error that it has for good. */
+static CUresult current_share(const struct carve_driver *d, struct carve_state *s, uint64_t *free_bytes, uint64_t *total_bytes) {
     struct carve_place place;
-    if (s == NULL) {
-        return carve_without_files(d, CUDA_ERROR_OPERATING_SYSTEM);
-    }
     carve_contexts_follow(s);
     switch (carve_current(d, s, &place)) {
     case CARVE_HERE:
@@ -45,39 +42,33 @@ static CUresult current_share(const struct carve_driver *d, uint64_t *free_bytes
 
 static unsigned int in_32_bits(uint64_t bytes) { return bytes > UINT32_MAX ? UINT32_MAX : (unsigned int)bytes; }
 
-CARVE_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
-    const struct carve_driver *d = carve_driver();
-    uint64_t free_now, total;
-    if (d->cuMemGetInfo_v2 == NULL) {
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    CUresult result = current_share(d, &free_now, &total);
-    if (result == CUDA_ERROR_INVALID_CONTEXT || free_bytes == NULL || total_bytes == NULL) {
-        return d->cuMemGetInfo_v2(free_bytes, total_bytes);
-    }
-    if (result == CUDA_SUCCESS) {
-        *free_bytes = free_now;
-        *total_bytes = total;
-    }
-    return result;
-}
+/* The frame of both forms; the driver's own figures go nowhere. */
+#define MEM_GET_INFO(function, type, fit)                                                          \
+    const struct carve_driver *d = carve_driver();                                                 \
+    struct carve_state *s = carve_state();                                                         \
+    uint64_t free_now = 0, total = 0;                                                              \
+    type drivers[2] = {0, 0};                                                                      \
+    if (d->function == NULL) {                                                                     \
+        return CUDA_ERROR_NOT_SUPPORTED;                                                           \
+    }                                                                                              \
+    if (s == NULL) {                                                                               \
+        return carve_without_files(d, CUDA_ERROR_OPERATING_SYSTEM);                                \
+    }                                                                                              \
+    CUresult result = d->function(free_bytes == NULL ? NULL : &drivers[0], total_bytes == NULL ? NULL : &drivers[1]); \
+    if (result == CUDA_SUCCESS) {                                                                  \
+        result = current_share(d, s, &free_now, &total);                                           \
+    }                                                                                              \
+    if (result == CUDA_SUCCESS && free_bytes != NULL) {                                            \
+        *free_bytes = fit(free_now);                                                               \
+    }                                                                                              \
+    if (result == CUDA_SUCCESS && total_bytes != NULL) {                                           \
+        *total_bytes = fit(total);                                                                 \
+    }                                                                                              \
+    return result
 
-CARVE_EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes) {
-    const struct carve_driver *d = carve_driver();
-    uint64_t free_now, total;
-    if (d->cuMemGetInfo == NULL) {
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    CUresult result = current_share(d, &free_now, &total);
-    if (result == CUDA_ERROR_INVALID_CONTEXT || free_bytes == NULL || total_bytes == NULL) {
-        return d->cuMemGetInfo(free_bytes, total_bytes);
-    }
-    if (result == CUDA_SUCCESS) {
-        *free_bytes = in_32_bits(free_now);
-        *total_bytes = in_32_bits(total);
-    }
-    return result;
-}
+CARVE_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) { MEM_GET_INFO(cuMemGetInfo_v2, size_t, (size_t)); }
+
+CARVE_EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes) { MEM_GET_INFO(cuMemGetInfo, unsigned int, in_32_bits); }
 
 /* The limit of a device after the driver has said that there is such a device, with its own figure. */
 static CUresult device_share(const struct carve_driver *d, CUdevice device, uint64_t *total_bytes) {

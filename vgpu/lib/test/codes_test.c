@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 
 #include "cuda_hooks.h"
-#include "soft_box.h"
+#include "compute_box.h"
 #include "tap.h"
 
 static void *library;
@@ -207,6 +207,77 @@ static void nonsense(void) {
     }
 }
 
+/* In a share with no room left, or a card that has some: what no driver takes, or none without graphics. */
+static void contexts_of_nonsense(void) {
+    static char noise[4096];
+    CUexecAffinityParam part = {.param = {.smCount = {1}}}, none = {.param = {.smCount = {0}}}, odd = {.type = 9, .param = {.smCount = {1}}};
+    CUctxCigParam cig = {.sharedDataType = 2, .sharedData = noise};
+    CUctxCreateParams with_cig = {.cigParams = &cig}, with_part = {.execAffinityParams = &part, .numExecAffinityParams = 1};
+    static const unsigned flags[] = {0x100, 0xffff0000u, 3, 0x80000000u};
+    for (unsigned i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s, flags %x", "contexts", flags[i]);
+        phase = name;
+        ASK(cuCtxCreate, &context, flags[i], 0);
+        ASK(cuCtxCreate_v2, &context, flags[i], 0);
+        ASK(cuCtxCreate_v3, &context, NULL, 0, flags[i], 0);
+        ASK(cuCtxCreate_v4, &context, NULL, flags[i], 0);
+        ASK(cuGLCtxCreate_v2, &context, flags[i], 0);
+        ASK(cuGreenCtxCreate, &green, noise, 0, flags[i]);
+    }
+    phase = "contexts of nonsense";
+    ASK(cuCtxCreate_v3, &context, &part, 1, 0, 0);
+    ASK(cuCtxCreate_v3, &context, &none, 1, 0, 0);
+    ASK(cuCtxCreate_v3, &context, &odd, 1, 0, 0);
+    ASK(cuCtxCreate_v3, &context, &part, 2, 0, 0);
+    ASK(cuCtxCreate_v3, &context, &part, -1, 0, 0);
+    ASK(cuCtxCreate_v3, &context, NULL, 1, 0, 0);
+    ASK(cuCtxCreate_v4, &context, &with_part, 0, 0);
+    ASK(cuCtxCreate_v4, &context, &with_cig, 0, 0);
+    ASK(cuGLCtxCreate, &context, 0, 0);
+    ASK(cuGLCtxCreate_v2, &context, 0, 0);
+    ASK(cuVDPAUCtxCreate, &context, 0, 0, 7, NULL);
+    ASK(cuVDPAUCtxCreate_v2, &context, 0, 0, 7, noise);
+    ASK(cuGreenCtxCreate, &green, NULL, 0, 1);
+    ASK(cuGreenCtxCreate, &green, noise, 0, 1);
+    ASK(cuGreenCtxCreate, &green, noise, 0, 0);
+}
+
+/* A kernel goes astray: from then on the driver has one answer to all in that context, and a share that has no room, or
+ * figures of its own, mustn't have another. */
+static void after_a_fault(void) {
+    CUmodule module = NULL;
+    CUfunction fill = NULL;
+    CUdeviceptr wild = 0x10;
+    unsigned int value = 1;
+    uint64_t count = 4;
+    void *parameters[] = {&wild, &value, &count};
+    phase = "a kernel that goes astray";
+    CUresult loaded = ((__typeof__(cuModuleLoadData) *)dlsym(library, "cuModuleLoadData"))(&module, kernel_text);
+    fprintf(out, "%s: %d %d\n", phase, loaded, ((__typeof__(cuModuleGetFunction) *)dlsym(library, "cuModuleGetFunction"))(&fill, module, "carve_fill"));
+    ASK(cuLaunchKernel, fill, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+    ASK(cuCtxSynchronize);
+    static const size_t sizes[] = {4096, (size_t)1 << 37};
+    for (int i = 0; i < 2; i++) {
+        phase = i == 0 ? "after it" : "after it, more than there is";
+        CUDA_ARRAY3D_DESCRIPTOR large = deep;
+        large.Width = large.Height = i == 0 ? 64 : 1 << 16;
+        ASK(cuMemGetInfo_v2, &size, &total);
+        ASK(cuMemGetInfo_v2, &size, NULL);
+        ASK(cuMemGetInfo, &size32, &total32);
+        ASK(cuMemAlloc_v2, &pointer, sizes[i]);
+        ASK(cuMemAlloc, &pointer32, 1u << 31);
+        ASK(cuMemAllocPitch_v2, &pointer, &size, sizes[i] >> 10, 1 << 10, 4);
+        ASK(cuMemAllocManaged, &pointer, sizes[i], 1);
+        ASK(cuMemAllocAsync, &pointer, sizes[i], NULL);
+        ASK(cuArray3DCreate_v2, &array, &large);
+        ASK(cuMipmappedArrayCreate, &mipmapped, &large, 3);
+        ASK(cuCtxSetLimit, 0, i == 0 ? 2048 : 262144);
+        ASK(cuMemFree_v2, 4096);
+        ASK(cuStreamSynchronize, NULL);
+    }
+}
+
 static int share_of(void *numbers) {
     const uint64_t *mib = numbers;
     make_share(mib[0], mib[0], CARVE_LIMITS_SELF_VISIBLE);
@@ -269,6 +340,23 @@ int main(int argc, char **argv) {
     ASK(cuCtxCreate_v2, &context, 0xffff0000u, 0);
     ASK(cuCtxCreate_v2, &context, 0, 0);
     nonsense();
+    if (argc == 4) {
+        box_open();
+        box_limit(0, box_used(0));
+    }
+    contexts_of_nonsense();
+    if (argc == 4) { /* which the driver grants, where there is room: only in a share that has none is it seen that it is refused */
+        check(((type_cuCtxCreate_v2 *)dlsym(library, "cuCtxCreate_v2"))(&context, 0, 0) == CUDA_ERROR_OUT_OF_MEMORY, "a context for which there is no room is refused for that");
+    }
+    after_a_fault();
+    if (argc == 4) {
+        CUmemAllocationProp memory = memory_of(0);
+        check(((type_cuMemCreate *)dlsym(library, "cuMemCreate"))(&block, 2 << 20, &memory, 0) == CUDA_ERROR_ILLEGAL_ADDRESS &&
+                  ((type_cuCtxCreate_v2 *)dlsym(library, "cuCtxCreate_v2"))(&context, 0, 0) == CUDA_ERROR_ILLEGAL_ADDRESS,
+              "what there is no room for anyway is refused by the fault's code");
+        memory = memory_of(1);
+        check(((type_cuMemCreate *)dlsym(library, "cuMemCreate"))(&block, (size_t)1 << 37, &memory, 0) == CUDA_ERROR_OUT_OF_MEMORY, "but not on another card");
+    }
     fflush(out);
     check(in_child(in_fork, NULL) == 0, "a forked child came to its end");
     unsigned missing = 0;

@@ -548,6 +548,7 @@ extern CUresult cuGraphInstantiate_v2(CUgraphExec *, CUgraph, CUgraphNode *, cha
 extern CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long) ABSENT;
 extern CUresult cuGraphInstantiateWithParams(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *) ABSENT;
 extern CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *) ABSENT;
+extern CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *, CUdevResource *, unsigned int) ABSENT;
 extern CUresult cuGraphExecDestroy(CUgraphExec) ABSENT;
 extern CUresult cuGraphLaunch(CUgraphExec, CUstream) ABSENT;
 extern CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream) ABSENT;
