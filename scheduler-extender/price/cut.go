@@ -1,6 +1,9 @@
 package price
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // One is the value of a whole card that is free.
 const One = 1 << 20
@@ -36,6 +39,9 @@ type Table struct {
 func Cut(slots []Slot, oversell, unit int) *Table {
 	t := &Table{unit: max(1, unit), line: true, freeCores: true}
 	t.slots = merge(slots, max(full, oversell))
+	if len(t.slots) > maxKinds {
+		t.slots = most(t.slots)
+	}
 	for _, s := range t.slots {
 		t.freeCores = t.freeCores && s.Cores == 0
 		t.line = t.line && s.Cores == s.Mem
@@ -45,7 +51,7 @@ func Cut(slots []Slot, oversell, unit int) *Table {
 	if t.line {
 		t.unit, t.cores, t.mem = 1, 1, full+1
 	}
-	c := cutter{table: t, whole: t.cores*t.mem - 1, float: make([]float64, t.cores*t.mem), from: make([]int32, t.cores*t.mem)}
+	c := cutter{table: t, float: make([]float64, t.cores*t.mem), from: make([]int32, t.cores*t.mem)}
 	demand, alone := make([]float64, len(t.slots)), make([]int, len(t.slots))
 	for k, s := range t.slots {
 		demand[k] = s.Demand
@@ -66,6 +72,21 @@ func Cut(slots []Slot, oversell, unit int) *Table {
 	return t
 }
 
+// maxKinds bounds the work: it grows with the square of the kinds. Rare ones have no price of
+// their own, then, but the value of their room.
+const maxKinds = 48
+
+// most are the slots that are asked for most.
+func most(slots []Slot) []Slot {
+	out := slices.Clone(slots)
+	slices.SortStableFunc(out, func(a, b Slot) int { return cmp.Compare(b.Demand*float64(b.Mem), a.Demand*float64(a.Mem)) })
+	out = out[:maxKinds]
+	slices.SortFunc(out, bySize)
+	return out
+}
+
+func bySize(a, b Slot) int { return cmp.Or(cmp.Compare(a.Mem, b.Mem), cmp.Compare(a.Cores, b.Cores)) }
+
 // merge joins slots of one size, leaves out what can't be and sorts.
 func merge(slots []Slot, oversell int) []Slot {
 	var out []Slot
@@ -81,12 +102,7 @@ func merge(slots []Slot, oversell int) []Slot {
 		}
 		out[at].Demand += s.Demand
 	}
-	slices.SortFunc(out, func(a, b Slot) int {
-		if a.Mem != b.Mem {
-			return a.Mem - b.Mem
-		}
-		return a.Cores - b.Cores
-	})
+	slices.SortFunc(out, bySize)
 	return out
 }
 
@@ -167,69 +183,51 @@ func (t *Table) Fits(state, cores, mem int) int {
 type cutter struct {
 	table *Table
 	size  []units
-	whole int
 	float []float64
-	from  []int32 // by state: the slot that was put in last, or how else it was come by
+	from  []int32 // by state: the slot that was put in last, plus one; 0 where nothing was
 	count pattern
 }
 
-const (
-	fromNothing int32 = -1 - iota
-	fromLessMem
-	fromLessCores
-)
-
-// best is the most valuable pattern: a knapsack, by dynamic programming over states.
+// best is the most valuable pattern: a knapsack of any number of slots of each kind, by dynamic
+// programming over states, kind by kind.
 func (c *cutter) best(prices []float64) (pattern, float64) {
 	t := c.table
-	for state := range c.float {
-		v, from := 0.0, fromNothing
-		cores, mem := state/t.mem, state%t.mem
-		if mem > 0 {
-			v, from = c.float[state-1], fromLessMem
+	clear(c.float)
+	clear(c.from)
+	for k, s := range c.size {
+		price := prices[k]
+		if price <= 0 {
+			continue
 		}
-		if cores > 0 && c.float[state-t.mem] > v {
-			v, from = c.float[state-t.mem], fromLessCores
-		}
-		for k, s := range c.size {
-			if s.cores <= cores && s.mem <= mem {
-				if w := prices[k] + c.float[state-s.cores*t.mem-s.mem]; w > v+1e-12 {
-					v, from = w, int32(k)
+		for cores := s.cores; cores < t.cores; cores++ {
+			row, from := c.float[cores*t.mem:(cores+1)*t.mem], c.from[cores*t.mem:(cores+1)*t.mem]
+			rest := c.float[(cores-s.cores)*t.mem:]
+			for mem := s.mem; mem < len(row); mem++ {
+				if w := price + rest[mem-s.mem]; w > row[mem]+1e-12 {
+					row[mem], from[mem] = w, int32(k+1)
 				}
 			}
 		}
-		c.float[state], c.from[state] = v, from
 	}
+	whole := len(c.float) - 1
 	c.count = append(c.count[:0], make([]int, len(prices))...)
-	for state := c.whole; c.from[state] != fromNothing; {
-		switch from := c.from[state]; from {
-		case fromLessMem:
-			state--
-		case fromLessCores:
-			state -= t.mem
-		default:
-			c.count[from]++
-			state -= c.size[from].cores*t.mem + c.size[from].mem
-		}
+	for state := whole; c.from[state] != 0; {
+		k := c.from[state] - 1
+		c.count[k]++
+		state -= c.size[k].cores*t.mem + c.size[k].mem
 	}
-	return c.count, c.float[c.whole]
+	return c.count, c.float[whole]
 }
 
 // values is the same in whole numbers, for all states.
 func (c *cutter) values(prices []int64) []int64 {
 	t := c.table
 	value := make([]int64, len(c.float))
-	for state := range value {
-		cores, mem := state/t.mem, state%t.mem
-		if mem > 0 {
-			value[state] = value[state-1]
-		}
-		if cores > 0 {
-			value[state] = max(value[state], value[state-t.mem])
-		}
-		for k, s := range c.size {
-			if s.cores <= cores && s.mem <= mem {
-				value[state] = max(value[state], prices[k]+value[state-s.cores*t.mem-s.mem])
+	for k, s := range c.size {
+		for cores := s.cores; cores < t.cores; cores++ {
+			row, rest := value[cores*t.mem:(cores+1)*t.mem], value[(cores-s.cores)*t.mem:]
+			for mem := s.mem; mem < len(row); mem++ {
+				row[mem] = max(row[mem], prices[k]+rest[mem-s.mem])
 			}
 		}
 	}

@@ -215,6 +215,6 @@ func BenchmarkCutPlane(b *testing.B) {
 		slots = append(slots, Slot{5 + r.Intn(90), 5 + r.Intn(90), r.Float64()})
 	}
 	for b.Loop() {
-		Cut(slots, 150, 2)
+		Cut(slots, 100, 1)
 	}
 }

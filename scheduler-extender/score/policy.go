@@ -7,7 +7,7 @@ import (
 )
 
 // level keeps the costs of a policy from being negative: a placement may be a gain.
-const level = 1 << 40
+const level = 1 << 50
 
 // Policy is packing by these prices behind the types that other policies have. Where a node's
 // processors aren't known, what depends on them costs nothing. It is safe for concurrent use.
@@ -20,7 +20,7 @@ func (p *Prices) Policy() Policy {
 			s := pool.Get().(*Scorer)
 			defer pool.Put(s)
 			s.node = n
-			return level + bucketOf(s.cost(a, at))
+			return level + s.rounded(s.cost(a, at))
 		},
 	}
 }

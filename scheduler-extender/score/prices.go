@@ -154,7 +154,7 @@ func asked(a *fit.Ask, mib int64) (whole int, shares []share) {
 const popular = 0.97
 
 // unit is the grain of tables in two dimensions, in percent.
-const unit = 2
+const unit = 1
 
 func newFamily(mib int64, shapes []price.Shape) *family {
 	f := &family{cardMiB: mib}
@@ -250,7 +250,28 @@ func newMarket(model string, f *family, shapes []price.Shape, fleet Fleet) *mark
 		}
 	}
 	m.normalise()
+	m.expect(fleet)
 	return m
+}
+
+// expected is the part of the demand that is taken to ask for a whole machine of each sort,
+// though nobody has done so of late. Pods of that kind come rarely, and are turned away for good
+// if the last machine that could have them is in use by then.
+const expected = 0.005
+
+// expect adds pods that take nearly all of a machine, for each sort that has several cards.
+func (m *market) expect(fleet Fleet) {
+	for i := range fleet {
+		n := &fleet[i]
+		if n.Cards < 4 {
+			continue
+		}
+		can := capacity(fleet, func(o *FleetNode) bool {
+			return o.Cards >= n.Cards && o.Host.CPUMilli >= n.Host.CPUMilli && o.Host.MemMiB >= n.Host.MemMiB
+		})
+		worth := float64(n.Cards) * min(1, expected/can) * one
+		m.several = append(m.several, several{n.Cards, n.Host.CPUMilli * 15 / 16, n.Host.MemMiB * 3 / 4, int64(worth)})
+	}
 }
 
 // normalise makes parts of shapes, of those on other models included, One together.

@@ -94,13 +94,13 @@ func TestTheQuickWayCostsWhatTheLongOneDoes(t *testing.T) {
 				continue
 			}
 			s.node = n
-			if long := bucketOf(s.cost(a, at)); long != cost {
+			if long := s.rounded(s.cost(a, at)); long != cost {
 				t.Fatalf("cost %d, from scratch %d: %+v", cost, long, n)
 			}
 			// No other card of the node would have cost less.
 			for i := range n.Cards {
 				if a.Miss(n, i, 0) == nil {
-					if c := bucketOf(s.cost(a, fit.Placement{{i}})); c < cost {
+					if c := s.rounded(s.cost(a, fit.Placement{{i}})); c < cost {
 						t.Fatalf("card %v costs %d, card %d %d", at, cost, i, c)
 					}
 				}

@@ -19,6 +19,7 @@ type Scorer struct {
 	cpu, mem   int64 // left on the node with the pod
 	model      int64 // cost of the model, and of processors
 	size       share
+	amount     int64 // of cards that the pod takes
 	least      int64
 	memo       []int64
 	stamps     []uint32 // of the memo's entries that are this node's
@@ -59,7 +60,7 @@ func (s *Scorer) Judge(n *fit.Node, a *fit.Ask) (fit.Placement, int64, bool) {
 	if !ok {
 		return nil, 0, false
 	}
-	return p, bucketOf(s.cost(a, p)), true
+	return p, s.rounded(s.cost(a, p)), true
 }
 
 // cost is that of a placement on the node, in the grain of weights.
@@ -121,7 +122,7 @@ func (s *Scorer) judgeShare(a *fit.Ask) (fit.Placement, int64, bool) {
 		s.least = min(s.least, cost)
 		return cost
 	})
-	return p, bucketOf(s.least), ok
+	return p, s.rounded(s.least), ok
 }
 
 // priceShare is what a share costs on a card of the node.
@@ -152,7 +153,7 @@ func (s *Scorer) priceShare(c *fit.Card, after fit.Amount) int64 {
 // common is what a placement costs on whichever cards of the node: for processors and model.
 func (s *Scorer) common(a *fit.Ask, amount int64) int64 {
 	l := &s.load
-	if amount == 0 {
+	if s.amount = amount; amount == 0 {
 		return 0
 	}
 	cost := s.weight.model * (amount * l.market.insist / one)
@@ -167,13 +168,19 @@ func (s *Scorer) change(was, is standing) int64 {
 	return s.weight.fill*(is.unused-was.unused) + s.weight.slots*(was.places-is.places) + s.weight.fragment*(is.fragment-was.fragment)
 }
 
-// bucketOf is the bucket of a cost that is still in the grain of weights.
-func bucketOf(cost int64) int64 {
-	const grain = bucket << weightBits
-	if cost < 0 {
-		return -((-cost + grain - 1) / grain)
+// rounded is a cost without what is too little to count: less than a bucket, or on a node of
+// one card, where there are no others to be kept whole, than a tenth of the share.
+func (s *Scorer) rounded(cost int64) int64 {
+	grain := int64(bucket)
+	if len(s.node.Cards) == 1 && s.amount > 0 {
+		grain = min(grain, s.amount/10)
 	}
-	return cost / grain
+	grain = max(1, grain<<weightBits)
+	rest := cost % grain
+	if rest < 0 {
+		rest += grain
+	}
+	return cost - rest
 }
 
 // load is a node in numbers.
