@@ -32,7 +32,7 @@ func run() error {
 	seedList := flag.String("seeds", "42-51", "seeds: 42-51, or 42,43")
 	policyList := flag.String("policies", "all", "policies, separated by commas: "+strings.Join(compare.Names(), ", "))
 	known := flag.Bool("known", false, "tell carve what pods will ask, as FGD is told, in the place of learning it")
-	speed := flag.Bool("speed", true, "measure decisions, on the cluster and on one ten times as large")
+	parts := flag.String("parts", "trace,speed,shares,instances", "what is measured: allocation on traces, decisions, shares of unequal compute and memory, MIG instances")
 	detail := flag.Bool("detail", false, "print each run, and rejections by kind, on stderr")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -50,12 +50,26 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	has := func(part string) bool { return slices.Contains(strings.Split(*parts, ","), part) }
+	if has("shares") {
+		if err := measureShares(seeds); err != nil {
+			return err
+		}
+	}
+	if has("instances") {
+		if err := measureInstances(seeds); err != nil {
+			return err
+		}
+	}
 	for _, w := range workloads {
+		if !has("trace") {
+			break
+		}
 		if err := measure(w, load, seeds, policies, *known, *detail); err != nil {
 			return err
 		}
 	}
-	if !*speed {
+	if !has("speed") {
 		return nil
 	}
 	trace, err := load(workloads[0], seeds[0])
