@@ -124,7 +124,7 @@ func RestoreUsage(path string) (changed bool, err error) {
 	if err := writeUsageHeader(f); err != nil {
 		return false, fmt.Errorf("restore usage %s: %w", path, err)
 	}
-	// What was the high water before is lost, perhaps; all slots is always right.
+	// What was the high water before is lost, perhaps; all slots is always right, and libraries leave it at that.
 	all := binary.LittleEndian.AppendUint32(nil, MaxSlots)
 	if _, err := f.WriteAt(all, usageHighWaterAt); err != nil {
 		return false, fmt.Errorf("restore usage %s: %w", path, err)

@@ -180,8 +180,8 @@ func readUsage(f io.ReaderAt, cards int) (Usage, error) {
 	if err != nil {
 		return u, err
 	}
-	// Slots beyond the high water were never taken, and most files have a few only. A container that lowers
-	// it hides its own processes, from figures that it writes anyway.
+	// Slots beyond the high water have no owner and no charge, and most files have a few only. A container that
+	// lowers it wrongly hides its own processes, from figures that it writes anyway.
 	slots := int(min(le.Uint32(header[usageHighWaterAt:]), MaxSlots))
 	if !validUsageHeader(header) {
 		u.Damage |= DamageHeader

@@ -222,14 +222,24 @@ struct carve_usage_line {
 
 #define CARVE_COMPUTE_WAITING (1ull << 63) /* a launch is held back */
 
+/* Who takes a slot counts that in mark before the first charge, and raises high_water if need be. Who lowers
+ * high_water reads mark, then looks at the slots, then exchanges mark if it is as it was: so either a slot that is
+ * taken meanwhile is seen, or the exchange fails. It is never lowered from CARVE_MAX_SLOTS, where the agent puts it in
+ * a file that it had to mend: slots that look free there may have owners. Libraries before this kept claims at 0 and
+ * lowered nothing; all processes of a container have one library. */
 struct carve_usage {
     uint64_t magic;
     uint32_t abi;
     uint32_t size;       /* CARVE_USAGE_SIZE */
     uint32_t slot_count; /* CARVE_MAX_SLOTS */
     uint32_t card_count; /* CARVE_MAX_CARDS */
-    uint32_t high_water; /* slots at and above it were never taken; a hint, bounded by readers */
-    uint32_t reserved32;
+    union {
+        uint64_t mark; /* the two as one word: they change together */
+        struct {
+            uint32_t high_water; /* no slot at or above it has an owner or a charge; bounded by readers */
+            uint32_t claims;     /* grows by one with each slot taken and each lowering of high_water */
+        };
+    };
     uint8_t reserved_page[4064];
     struct carve_process processes[CARVE_MAX_SLOTS];
     /* lines[card][slot]: a column per card, cards in the order of the limits file */
@@ -240,6 +250,9 @@ struct carve_usage {
 #define CARVE_CHARGE_USED(charge) ((uint32_t)((charge) >> 32))
 #define CARVE_CHARGE_PENDING(charge) ((uint32_t)(charge))
 #define CARVE_STATE_PID(state, pid) (((uint64_t)(uint32_t)(pid) << 32) | (uint32_t)(state))
+#define CARVE_MARK(high_water, claims) (((uint64_t)(uint32_t)(claims) << 32) | (uint32_t)(high_water))
+#define CARVE_MARK_HIGH(mark) ((uint32_t)(mark))
+#define CARVE_MARK_CLAIMS(mark) ((uint32_t)((mark) >> 32))
 #define CARVE_STATE(state_pid) ((uint32_t)(state_pid))
 #define CARVE_PID(state_pid) ((uint32_t)((state_pid) >> 32))
 
@@ -316,7 +329,9 @@ CARVE_AT(carve_usage, abi, 8);
 CARVE_AT(carve_usage, size, 12);
 CARVE_AT(carve_usage, slot_count, 16);
 CARVE_AT(carve_usage, card_count, 20);
+CARVE_AT(carve_usage, mark, 24);
 CARVE_AT(carve_usage, high_water, 24);
+CARVE_AT(carve_usage, claims, 28);
 CARVE_AT(carve_usage, processes, 4096);
 CARVE_AT(carve_usage, lines, 4096 + 128 * 1024);
 

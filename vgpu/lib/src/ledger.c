@@ -380,6 +380,7 @@ void carve_note_context(struct carve_state *s, unsigned card, int64_t units) {
 }
 
 uint64_t carve_charged(struct carve_state *s, unsigned card) {
+    carve_lower_high_water(s, card);
     struct sum sum = sum_others(s, card);
     add(&sum, __atomic_load_n(&s->accounts[card].charge, __ATOMIC_RELAXED));
     return sum.used + sum.pending + residual(s, card);

@@ -142,37 +142,62 @@ bool carve_owner_gone(struct carve_state *s, uint32_t slot) {
     return true;
 }
 
+/* Takes a slot as it was seen, if nobody was faster. */
 static bool try_claim(struct carve_state *s, uint32_t slot, uint64_t seen, const struct carve_identity *self) {
     return __atomic_compare_exchange_n(&s->usage->processes[slot].state_pid, &seen,
                                        CARVE_STATE_PID(CARVE_SLOT_CLAIMING, self->pid), false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
 }
 
+/* Takes a slot whose owner is gone and that holds nothing. */
+static bool inherit(struct carve_state *s, uint32_t slot, uint64_t word, uint32_t cards, const struct carve_identity *self) {
+    struct carve_process *p = &s->usage->processes[slot];
+    uint64_t start_ticks = p->start_ticks;
+    if (!uncharged(s, slot, cards) || self->pid_namespace == 0 || p->pid_namespace != self->pid_namespace ||
+        !carve_process_gone(CARVE_PID(word), start_ticks)) {
+        return false;
+    }
+    CARVE_STEP("inherit");
+    if (!try_claim(s, slot, word, self)) {
+        return false;
+    }
+    if (p->start_ticks == start_ticks && uncharged(s, slot, cards)) {
+        return true;
+    }
+    /* The pid was given to another process meanwhile, and that took this very slot: it never looks at the word. */
+    __atomic_store_n(&p->state_pid, word, __ATOMIC_RELEASE);
+    return false;
+}
+
+/* Whether nobody has a slot, and nothing is charged to it. */
+static bool vacant(struct carve_state *s, uint32_t slot, uint32_t cards) {
+    uint32_t state = CARVE_STATE(__atomic_load_n(&s->usage->processes[slot].state_pid, __ATOMIC_ACQUIRE));
+    return (state == CARVE_SLOT_FREE || state == CARVE_SLOT_DEAD) && uncharged(s, slot, cards);
+}
+
 /* A free slot, or one whose owner is gone and that holds no charge; CARVE_MAX_SLOTS where there is none. */
 static uint32_t claim(struct carve_state *s, uint32_t cards, const struct carve_identity *self) {
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < CARVE_MAX_SLOTS; i++) {
-            struct carve_process *p = &s->usage->processes[i];
-            uint64_t word = __atomic_load_n(&p->state_pid, __ATOMIC_ACQUIRE);
-            bool free_now;
+            uint64_t word = __atomic_load_n(&s->usage->processes[i].state_pid, __ATOMIC_ACQUIRE);
+            bool taken;
             switch (CARVE_STATE(word)) {
             case CARVE_SLOT_FREE:
-                free_now = true;
+                taken = try_claim(s, i, word, self);
                 break;
             case CARVE_SLOT_DEAD:
-                free_now = uncharged(s, i, cards);
+                taken = uncharged(s, i, cards) && try_claim(s, i, word, self);
                 break;
             case CARVE_SLOT_LIVE:
             case CARVE_SLOT_DYING:
                 /* Asking about a process costs a system call or two: only once nothing else is left. */
-                free_now = pass == 1 && uncharged(s, i, cards) && p->pid_namespace == self->pid_namespace &&
-                           self->pid_namespace != 0 && carve_process_gone(CARVE_PID(word), p->start_ticks);
+                taken = pass == 1 && inherit(s, i, word, cards, self);
                 break;
             default:
-                free_now = false; /* being claimed, or scribbled over */
+                taken = false; /* being claimed, or scribbled over */
                 break;
             }
-            if (free_now && try_claim(s, i, word, self)) {
+            if (taken) {
                 return i;
             }
         }
@@ -180,14 +205,66 @@ static uint32_t claim(struct carve_state *s, uint32_t cards, const struct carve_
     return CARVE_MAX_SLOTS;
 }
 
-static void raise_high_water(struct carve_state *s, uint32_t high) {
-    uint32_t seen = __atomic_load_n(&s->usage->high_water, __ATOMIC_ACQUIRE);
-    while (seen < high && !__atomic_compare_exchange_n(&s->usage->high_water, &seen, high, false, __ATOMIC_ACQ_REL,
-                                                       __ATOMIC_ACQUIRE)) {
+/* Counts a slot that was taken, and raises the high water where it lies above. */
+static void count_claim(struct carve_state *s, uint32_t high) {
+    uint64_t there = __atomic_load_n(&s->usage->mark, __ATOMIC_ACQUIRE), next;
+    do {
+        uint32_t now = CARVE_MARK_HIGH(there);
+        next = CARVE_MARK(now < high ? high : now, CARVE_MARK_CLAIMS(there) + 1);
+    } while (!__atomic_compare_exchange_n(&s->usage->mark, &there, next, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+}
+
+uint32_t carve_high_water_slow(struct carve_state *s, uint64_t there, uint64_t mine) {
+    struct carve_limits_facts facts;
+    uint32_t high = CARVE_MARK_HIGH(there), seen = CARVE_MARK_HIGH(mine);
+    if (high > CARVE_MAX_SLOTS) {
+        high = CARVE_MAX_SLOTS;
     }
-    (void)carve_high_water(s);
-    if (s->high_water < high) {
-        __atomic_store_n(&s->high_water, high, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&s->slot_taken, __ATOMIC_ACQUIRE) != 0 && high <= s->slot) {
+        count_claim(s, s->slot + 1); /* scribbled over: others look at this slot by it */
+        high = s->slot + 1;
+    }
+    if (high < seen) {
+        if (CARVE_MARK_CLAIMS(there) == CARVE_MARK_CLAIMS(mine) || !carve_limits_facts(s->limits, &facts)) {
+            return seen; /* nobody lowers it without counting that */
+        }
+        while (seen > high && vacant(s, seen - 1, facts.card_count)) {
+            seen--;
+        }
+        high = seen;
+    }
+    (void)__atomic_compare_exchange_n(&s->mark, &mine, CARVE_MARK(high, CARVE_MARK_CLAIMS(there)), false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED);
+    return high;
+}
+
+static void lower_high_water(struct carve_state *s, uint32_t cards) {
+    uint64_t there = __atomic_load_n(&s->usage->mark, __ATOMIC_ACQUIRE);
+    uint32_t high = CARVE_MARK_HIGH(there), left = high;
+    if (high >= CARVE_MAX_SLOTS) {
+        return; /* see carve_region.h */
+    }
+    while (left > 0 && vacant(s, left - 1, cards)) {
+        left--;
+    }
+    CARVE_STEP("lowering");
+    if (left < high) {
+        /* Once: whoever took a slot meanwhile lowers it in his turn. */
+        (void)__atomic_compare_exchange_n(&s->usage->mark, &there, CARVE_MARK(left, CARVE_MARK_CLAIMS(there) + 1), false,
+                                          __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    }
+}
+
+void carve_lower_high_water(struct carve_state *s, unsigned card) {
+    struct carve_limits_facts facts;
+    uint32_t high = carve_high_water(s);
+    if (high == 0 || high >= CARVE_MAX_SLOTS) {
+        return;
+    }
+    uint32_t state = CARVE_STATE(__atomic_load_n(&s->usage->processes[high - 1].state_pid, __ATOMIC_ACQUIRE));
+    if ((state == CARVE_SLOT_FREE || state == CARVE_SLOT_DEAD) &&
+        __atomic_load_n(&s->usage->lines[card][high - 1].charge, __ATOMIC_ACQUIRE) == 0 && carve_limits_facts(s->limits, &facts)) {
+        lower_high_water(s, facts.card_count);
     }
 }
 
@@ -229,11 +306,13 @@ bool carve_slot_slow(struct carve_state *s) {
             p->image = self.image;
             p->library_abi = CARVE_ABI;
             /* Before the first charge, so that whoever sums up after it looks at this slot too. */
-            raise_high_water(s, slot + 1);
+            count_claim(s, slot + 1);
+            CARVE_STEP("counted");
             __atomic_store_n(&p->state_pid, CARVE_STATE_PID(CARVE_SLOT_LIVE, self.pid), __ATOMIC_RELEASE);
             mark_predecessors(s, &self);
             s->slot = slot;
             __atomic_store_n(&s->slot_taken, 1, __ATOMIC_RELEASE);
+            lower_high_water(s, facts.card_count);
             CARVE_STEP("attached");
         }
     }

@@ -244,7 +244,7 @@ struct carve_state {
     carve_lock_t attach_lock;
     uint32_t slot_taken; /* slot is valid */
     uint32_t slot;
-    uint32_t high_water; /* largest ever seen: the file's may be scribbled over */
+    uint64_t mark; /* the file's, with what this process goes by as high water: the file's may be scribbled over */
 
     struct carve_identity self; /* as the slot will have it: a program may shut itself in before it takes one */
     const struct carve_limits *limits;
@@ -313,22 +313,19 @@ static inline bool carve_slot(struct carve_state *s) {
  * dlmopen brought, or of what ran in it before exec and is being taken off. */
 bool carve_slot_beside(struct carve_state *s, unsigned card);
 
-/* Slots that were ever taken. */
+/* The mark has changed, or isn't to be believed. */
+uint32_t carve_high_water_slow(struct carve_state *s, uint64_t there, uint64_t mine);
+
+/* No slot at or above it has an owner or a charge. Others raise it before their first charge, so whoever reads it
+ * after he has published his own misses nobody who doesn't see that. */
 static inline uint32_t carve_high_water(struct carve_state *s) {
-    uint32_t high = __atomic_load_n(&s->usage->high_water, __ATOMIC_ACQUIRE);
-    uint32_t seen = __atomic_load_n(&s->high_water, __ATOMIC_RELAXED);
-    if (CARVE_UNLIKELY(high != seen)) {
-        if (high > CARVE_MAX_SLOTS) {
-            high = CARVE_MAX_SLOTS;
-        }
-        if (high > seen) {
-            __atomic_store_n(&s->high_water, high, __ATOMIC_RELAXED);
-        } else {
-            high = seen;
-        }
-    }
-    return high;
+    uint64_t there = __atomic_load_n(&s->usage->mark, __ATOMIC_ACQUIRE);
+    uint64_t mine = __atomic_load_n(&s->mark, __ATOMIC_RELAXED);
+    return CARVE_LIKELY(there == mine) ? CARVE_MARK_HIGH(mine) : carve_high_water_slow(s, there, mine);
 }
+
+/* Lowers it as far down as there is no owner and no charge, if that is so of the last slot and of that card. */
+void carve_lower_high_water(struct carve_state *s, unsigned card);
 
 /* Checks the generation of limits in force; false where the file is not valid. */
 bool carve_limits_good(struct carve_state *s, uint64_t generation);

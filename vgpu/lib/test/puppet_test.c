@@ -20,15 +20,28 @@ enum { CONTEXT_MIB = 20 };
 struct puppet { pid_t pid; int to, from; };
 struct order { char what; char step[32]; unsigned after; int signal_number; uint64_t bytes; };
 
-static void act(int from, int to) {
-    struct api a = api_start("libcuda.so.1");
+/* at, if given, is a step of its beginning at which it is stopped. */
+static void act(int from, int to, const char *at) {
+    struct api a = api_load("libcuda.so.1");
     void (*arm)(const char *, unsigned, int) = (void (*)(const char *, unsigned, int))dlsym(a.handle, "carve_test_arm");
+    unsigned (*met)(const char *) = (unsigned (*)(const char *))dlsym(a.handle, "carve_test_met");
+    if (arm != NULL && at != NULL) {
+        arm(at, 0, SIGSTOP);
+    }
+    if (arm == NULL || met == NULL) {
+        _exit(9);
+    }
+    CUcontext context;
+    a.cuInit(0);
+    a.cuCtxCreate_v2(&context, 0, 0);
+    size_t free_bytes, total_bytes;
+    unsigned before;
     static char step[8][32];
     unsigned armed = 0;
     CUdeviceptr held = 0;
     struct order o;
     CUresult result = CUDA_SUCCESS;
-    if (arm == NULL || write(to, &result, sizeof result) != sizeof result) {
+    if (write(to, &result, sizeof result) != sizeof result) {
         _exit(9);
     }
     while (read(from, &o, sizeof o) == sizeof o) {
@@ -40,6 +53,18 @@ static void act(int from, int to) {
         case 'a':
             result = a.cuMemAlloc_v2(&held, o.bytes);
             break;
+        case 'g': /* what is free, in MiB */
+            a.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+            result = (CUresult)(free_bytes / MIB);
+            break;
+        case 's': /* at how many slots of others it looks for that */
+            before = met("summing");
+            a.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+            result = (CUresult)(met("summing") - before);
+            break;
+        case 'x': /* gives all of it back, and ends */
+            a.cuCtxDestroy_v2(context);
+            _exit(0);
         case 'p': /* from the pool */
             result = a.cuMemAllocAsync(&held, o.bytes, NULL);
             break;
@@ -62,7 +87,8 @@ static CUresult answer(struct puppet *p, int milliseconds) {
     return result;
 }
 
-static struct puppet lead(void) {
+/* Without waiting for it. */
+static struct puppet begin(const char *at) {
     struct puppet p;
     int there[2], back[2];
     if (pipe(there) != 0 || pipe(back) != 0) {
@@ -72,14 +98,23 @@ static struct puppet lead(void) {
     if (p.pid == 0) {
         close(there[1]);
         close(back[0]);
-        act(there[0], back[1]);
+        act(there[0], back[1], at);
     }
     close(there[0]);
     close(back[1]);
     p.to = there[1];
     p.from = back[0];
-    bool there_now = answer(&p, 10000) == CUDA_SUCCESS;
-    check(there_now, "a process is there, in slot %d", box_slot_of(p.pid));
+    return p;
+}
+
+static void is_there(struct puppet *p) {
+    bool there_now = answer(p, 10000) == CUDA_SUCCESS;
+    check(there_now, "a process is there, in slot %d", box_slot_of(p->pid));
+}
+
+static struct puppet lead(void) {
+    struct puppet p = begin(NULL);
+    is_there(&p);
     return p;
 }
 
@@ -104,6 +139,16 @@ static CUresult allocate(struct puppet *p, uint64_t mib) {
     return answer(p, 10000);
 }
 
+static int free_mib(struct puppet *p) {
+    tell(p, (struct order){.what = 'g'});
+    return (int)answer(p, 10000);
+}
+
+static int slots_looked_at(struct puppet *p) {
+    tell(p, (struct order){.what = 's'});
+    return (int)answer(p, 10000);
+}
+
 static CUresult release(struct puppet *p) {
     tell(p, (struct order){.what = 'f'});
     return answer(p, 10000);
@@ -121,6 +166,13 @@ static void dismiss(struct puppet *p) {
     close(p->from);
     kill(p->pid, SIGKILL);
     waitpid(p->pid, NULL, 0);
+}
+
+/* Ends it as the node does: what it held is taken off its slot. */
+static void bury(struct puppet *p) {
+    int slot = box_slot_of(p->pid);
+    dismiss(p);
+    box_reclaim((unsigned)slot);
 }
 
 static double milliseconds(void) {
@@ -261,7 +313,108 @@ static void stands_in_the_way(int signal_number, const char *step, bool pool) {
     dismiss(&a), dismiss(&b);
 }
 
+/* ---- the high water ---- */
+
+enum { STAFF = 40 };
+
+/* What a container costs for processes that it once had goes with them, in the processes of that time, too. */
+static void high_water_falls(void) {
+    printf("# the high water falls behind processes that are gone\n");
+    start(STAFF + 2, 600);
+    struct puppet old = lead(), staff[STAFF];
+    for (unsigned i = 0; i < STAFF; i++) {
+        staff[i] = lead();
+    }
+    check(slots_looked_at(&old) == STAFF && box_usage()->high_water == STAFF + 1, "one looks at all the others");
+    for (unsigned i = 0; i < STAFF; i++) {
+        bury(&staff[i]);
+    }
+    check(slots_looked_at(&old) == 0 && box_usage()->high_water == 1, "when they are gone, at none (high water %u)", box_usage()->high_water);
+    struct puppet next = lead();
+    check(slots_looked_at(&old) == 1 && slots_looked_at(&next) == 1 && box_slot_of(next.pid) == 1, "then at the next one");
+    dismiss(&next), dismiss(&old);
+}
+
+/* Others take the slots at the end while a process, which found these free, is about to lower the high water below
+ * them. With two of them it ends where it was. */
+static void lowered_beside_claims(unsigned count) {
+    printf("# %u slots that are taken while the high water is lowered\n", count);
+    start(2 + count, 600);
+    struct puppet l = lead(), y = lead(), gone[2], next[2];
+    for (unsigned i = 0; i < count; i++) {
+        gone[i] = lead();
+    }
+    for (unsigned i = 0; i < count; i++) {
+        bury(&gone[i]);
+    }
+    arm(&l, "lowering", 0, SIGSTOP);
+    tell(&l, (struct order){.what = 'g'});
+    check(stopped(&l) && box_usage()->high_water == 2 + count, "one found free slots at the end");
+    for (unsigned i = 0; i < count; i++) {
+        next[i] = lead();
+        check(box_slot_of(next[i].pid) == 2 + (int)i, "another process takes one");
+    }
+    check(allocate(&next[0], 300) == CUDA_SUCCESS, "the first of them has 300");
+    go_on(&l);
+    check((int)answer(&l, 10000) == 300, "the one that lowers sees these");
+    check(box_usage()->high_water == 2 + count && free_mib(&y) == 300, "so do others (high water %u)", box_usage()->high_water);
+    check(allocate(&y, 400) == CUDA_ERROR_OUT_OF_MEMORY && allocate(&y, 300) == CUDA_SUCCESS, "who get what is left, and no more");
+    for (unsigned i = 0; i < count; i++) {
+        dismiss(&next[i]);
+    }
+    dismiss(&l), dismiss(&y);
+}
+
+/* A process is stopped while it takes a slot, and the high water lowered meanwhile. */
+static void claimed_beside_lowering(const char *step, unsigned lowest) {
+    printf("# the high water is lowered while a process takes a slot, and is stopped at %s\n", step);
+    start(3, 600);
+    struct puppet l = lead(), y = lead(), d = lead(), e = lead();
+    bury(&d), bury(&e);
+    struct puppet p = begin(step);
+    check(stopped(&p) && free_mib(&l) == 620 && box_usage()->high_water == lowest, "it is lowered to %u", box_usage()->high_water);
+    go_on(&p);
+    is_there(&p);
+    check(box_slot_of(p.pid) == 2 && box_usage()->high_water == 3 && allocate(&p, 300) == CUDA_SUCCESS, "it has its slot, and 300");
+    check(free_mib(&l) == 300 && free_mib(&y) == 300, "the others see these");
+    check(allocate(&y, 400) == CUDA_ERROR_OUT_OF_MEMORY && allocate(&l, 300) == CUDA_SUCCESS, "and get what is left");
+    dismiss(&l), dismiss(&y), dismiss(&p);
+}
+
+/* A pid is given to another process just when one takes the slot of the one that had it, as the last resort. */
+static void inherited_twice(void) {
+    printf("# a slot whose owner is gone is taken by two\n");
+    start(3, 600);
+    struct puppet d = lead();
+    tell(&d, (struct order){.what = 'x'});
+    waitpid(d.pid, NULL, 0);
+    struct carve_usage *usage = box_usage();
+    for (unsigned i = 1; i < CARVE_MAX_SLOTS; i++) {
+        usage->processes[i].state_pid = CARVE_STATE_PID(CARVE_SLOT_LIVE, 1);
+        usage->lines[0][i].charge = CARVE_CHARGE(1, 0);
+    }
+    uint64_t word = usage->processes[0].state_pid;
+    struct puppet p = begin("inherit");
+    check(stopped(&p), "one found that its owner is gone");
+    usage->processes[0].start_ticks++; /* what is left of it, had a process of that pid taken it */
+    usage->processes[700].state_pid = CARVE_STATE_PID(CARVE_SLOT_DEAD, 1);
+    usage->lines[0][700].charge = 0;
+    go_on(&p);
+    is_there(&p);
+    check(box_slot_of(p.pid) == 700 && usage->processes[0].state_pid == word, "it takes another one, and leaves this as it was");
+    close(d.to), close(d.from);
+    dismiss(&p);
+}
+
 int main(void) {
+    alarm(600); /* one that isn't stopped where it should be is waited for */
+    high_water_falls();
+    lowered_beside_claims(1);
+    lowered_beside_claims(2);
+    claimed_beside_lowering("claim", 2);
+    claimed_beside_lowering("claimed", 3);
+    claimed_beside_lowering("counted", 3);
+    inherited_twice();
     fits_beside_either();
     block_that_moves();
     block_that_moves_late(true);

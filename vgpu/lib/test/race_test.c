@@ -20,7 +20,7 @@
 enum { WORKERS = 4, CONTEXT_MIB = 20, MOST_INTERVALS = 1 << 16 };
 
 static const char *const steps[] = {
-    "claim", "claimed", "attached", "pending", "weighed", "committed", "slow-pending",
+    "claim", "claimed", "counted", "lowering", "attached", "pending", "weighed", "committed", "slow-pending",
     "alloc-charged", "alloc-done", "free-forgotten", "free-done", "free-given-back",
     "reserve-held", "reserve-done", "reserve-charged",
 };
@@ -204,7 +204,7 @@ static void hold_and_release(unsigned worker, unsigned seed, uint64_t bytes, uin
     CUdeviceptr p;
     while (now() < end && __atomic_load_n(full, __ATOMIC_SEQ_CST) == 0) {
         if (stops && rand_r(&seed) % 200 == 0) {
-            arm(steps[3 + (unsigned)rand_r(&seed) % (STEPS - 3)], 0, SIGSTOP);
+            arm(steps[5 + (unsigned)rand_r(&seed) % (STEPS - 5)], 0, SIGSTOP);
         }
         uint64_t from = now();
         CUresult result = pooled ? a.cuMemAllocAsync(&p, bytes, NULL) : a.cuMemAlloc_v2(&p, bytes);

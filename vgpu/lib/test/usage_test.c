@@ -69,6 +69,11 @@ static void high_water_lowered(void) {
     check(status == 0 && free_now(&a) == (LIMIT_MIB - 2 * CONTEXT_MIB - 500) * MIB, "a sibling holds 500");
     box_usage()->high_water = 0;
     check(free_now(&a) == (LIMIT_MIB - 2 * CONTEXT_MIB - 500) * MIB && a.cuMemAlloc_v2(&p, 700 * MIB) == CUDA_ERROR_OUT_OF_MEMORY, "a process that saw it doesn't forget it");
+    box_usage()->mark = CARVE_MARK(0, 77);
+    check(free_now(&a) == (LIMIT_MIB - 2 * CONTEXT_MIB - 500) * MIB && a.cuMemAlloc_v2(&p, 700 * MIB) == CUDA_ERROR_OUT_OF_MEMORY, "nor when it looks as if somebody had lowered it");
+    check(box_usage()->high_water == 2, "and sets it right as far as its own slot");
+    box_usage()->high_water = CARVE_MAX_SLOTS;
+    check(free_now(&a) == (LIMIT_MIB - 2 * CONTEXT_MIB - 500) * MIB && box_usage()->high_water == CARVE_MAX_SLOTS, "as the agent mends it, it stays");
 }
 
 /* Another process writes noise all over, all the time. */
