@@ -72,3 +72,23 @@ func TestTheSameArrivalsGetTheSamePlaces(t *testing.T) {
 		t.Fatalf("%+v, then %+v, %v", first, again, err)
 	}
 }
+
+// TestPodsThatLeaveGiveAllBack runs with departures on part of the cluster: Churn itself holds
+// that nothing is left of those that left.
+func TestPodsThatLeaveGiveAllBack(t *testing.T) {
+	trace, err := openb.Draw(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace.Nodes = trace.Nodes[:150]
+	for _, load := range []float64{0.5, 1.1} {
+		c, err := compare.Churn("carve", trace, load, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("load %.1f: %.1f %% used, %.1f %% turned away", load, c.Used, c.Rejected)
+		if load < 1 && (c.Rejected > 1 || c.Used < 40 || c.Used > 60) || load > 1 && (c.Used < 85 || c.Used > 100 || c.Rejected < 5 || c.Rejected > 25) {
+			t.Errorf("load %.1f: %.1f %% used, %.1f %% turned away", load, c.Used, c.Rejected)
+		}
+	}
+}

@@ -32,7 +32,7 @@ func run() error {
 	seedList := flag.String("seeds", "42-51", "seeds: 42-51, or 42,43")
 	policyList := flag.String("policies", "all", "policies, separated by commas: "+strings.Join(compare.Names(), ", "))
 	known := flag.Bool("known", false, "tell carve what pods will ask, as FGD is told, in the place of learning it")
-	parts := flag.String("parts", "trace,speed,shares,instances", "what is measured: allocation on traces, decisions, shares of unequal compute and memory, MIG instances")
+	parts := flag.String("parts", "trace,speed,shares,instances", "what is measured: allocation on traces, decisions, shares of unequal compute and memory, MIG instances, and churn: pods that leave again")
 	detail := flag.Bool("detail", false, "print each run, and rejections by kind, on stderr")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -67,6 +67,13 @@ func run() error {
 		}
 		if err := measure(w, load, seeds, policies, *known, *detail); err != nil {
 			return err
+		}
+	}
+	if has("churn") {
+		for _, w := range workloads {
+			if err := measureChurn(w, load, seeds, policies); err != nil {
+				return err
+			}
 		}
 	}
 	if !has("speed") {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/carve-gpu/carve/scheduler-extender/packing/compare"
 	"github.com/carve-gpu/carve/scheduler-extender/packing/instances"
 	"github.com/carve-gpu/carve/scheduler-extender/packing/shares"
 )
@@ -44,6 +45,31 @@ func measureInstances(seeds []int64) error {
 			fmt.Printf("instances_alloc_percent_%s_%s %.2f %%\n", policy, m.Name, sum/float64(len(seeds)))
 		}
 		fmt.Printf("instances_bound_percent_%s %.2f %%\n", m.Name, instances.Bound(m))
+	}
+	return nil
+}
+
+// measureChurn prints how much is used, and how much turned away, where pods leave again.
+func measureChurn(workload string, load loader, seeds []int64, policies []string) error {
+	for _, offered := range []float64{0.92, 0.96, 1, 1.1} {
+		for _, policy := range policies {
+			progress("%s, %s, load %.2f with departures", workload, policy, offered)
+			var used, rejected float64
+			for _, seed := range seeds {
+				trace, err := load(workload, seed)
+				if err != nil {
+					return err
+				}
+				c, err := compare.Churn(policy, trace, offered, seed)
+				if err != nil {
+					return fmt.Errorf("%s, load %.2f, seed %d: %w", policy, offered, seed, err)
+				}
+				used, rejected = used+c.Used, rejected+c.Rejected
+			}
+			n := float64(len(seeds))
+			fmt.Printf("churn_used_percent_%s_%s_%.0f %.2f %%\n", policy, workload, 100*offered, used/n)
+			fmt.Printf("churn_rejected_percent_%s_%s_%.0f %.2f %%\n", policy, workload, 100*offered, rejected/n)
+		}
 	}
 	return nil
 }

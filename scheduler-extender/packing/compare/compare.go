@@ -23,33 +23,50 @@ func Names() []string {
 // Run is one run of a policy. known tells carve's what pods will ask.
 func Run(name string, trace *openb.Trace, seed int64, known bool) (replay.Result, error) {
 	order := openb.Arrivals(trace, replay.Ratio, seed)
-	o := replay.Options{Seed: seed, Ties: replay.FirstRank}
-	var policy replay.Policy
-	switch name {
-	case "carve", "carve_random_ties":
-		p := carve.New(order.Nodes)
-		if known {
-			if err := p.Know(trace.Pods); err != nil {
-				return replay.Result{}, err
-			}
-		}
-		if policy, o.Ties = p, replay.ByPod; name == "carve_random_ties" {
-			o.Ties = replay.Random
-		}
-	case "fgd":
-		policy = rival.NewFGD(trace.Pods)
-	case "fgd_random_ties":
-		policy, o.Ties = rival.NewFGD(trace.Pods), replay.Random
-	case "bestfit":
-		policy = rival.BestFit{}
-	case "gpupacking":
-		policy = rival.GPUPacking{}
-	case "random":
-		policy, o.Ties = rival.NewRandom(seed), replay.Random
-	default:
-		return replay.Result{}, fmt.Errorf("there is no policy %q; %v are known", name, Names())
+	policy, o, err := newPolicy(name, trace, seed, known)
+	if err != nil {
+		return replay.Result{}, err
 	}
 	return replay.Run(order, policy, o)
+}
+
+// Churn is one run with departures.
+func Churn(name string, trace *openb.Trace, load float64, seed int64) (replay.Churned, error) {
+	policy, o, err := newPolicy(name, trace, seed, false)
+	if err != nil {
+		return replay.Churned{}, err
+	}
+	return replay.Churn(trace, policy, load, seed, o)
+}
+
+func newPolicy(name string, trace *openb.Trace, seed int64, known bool) (replay.Policy, replay.Options, error) {
+	o := replay.Options{Seed: seed, Ties: replay.FirstRank}
+	switch name {
+	case "carve", "carve_random_ties":
+		p := carve.New(trace.Nodes)
+		if known {
+			if err := p.Know(trace.Pods); err != nil {
+				return nil, o, err
+			}
+		}
+		if o.Ties = replay.ByPod; name == "carve_random_ties" {
+			o.Ties = replay.Random
+		}
+		return p, o, nil
+	case "fgd":
+		return rival.NewFGD(trace.Pods), o, nil
+	case "fgd_random_ties":
+		o.Ties = replay.Random
+		return rival.NewFGD(trace.Pods), o, nil
+	case "bestfit":
+		return rival.BestFit{}, o, nil
+	case "gpupacking":
+		return rival.GPUPacking{}, o, nil
+	case "random":
+		o.Ties = replay.Random
+		return rival.NewRandom(seed), o, nil
+	}
+	return nil, o, fmt.Errorf("there is no policy %q; %v are known", name, Names())
 }
 
 // Bound is the most that could have arrived before somebody must be turned away, in percent.
