@@ -92,6 +92,8 @@ type Config struct {
 	grace time.Duration
 	// fewerAfter, in tests, is another fewerAfter.
 	fewerAfter time.Duration
+	// groupsOf gives the cgroups of a process; tests have processes without. nil: cgroupsOf.
+	groupsOf func(pid int) (string, error)
 }
 
 // Agent is the life of the slices of one node. All its methods may be called
@@ -124,8 +126,6 @@ type Agent struct {
 	compute atomic.Pointer[loop.Loop]
 	// contexts is what a context costs.
 	contexts *contextCosts
-	// groupsOf gives the cgroups of a process; tests have processes without.
-	groupsOf func(pid int) (string, error)
 
 	privileged namespaces
 
@@ -264,6 +264,9 @@ type use struct {
 // from the first moment. A second agent on the node waits here for the first
 // one to end, until ctx ends.
 func New(ctx context.Context, c Config) (*Agent, error) {
+	if c.groupsOf == nil {
+		c.groupsOf = cgroupsOf
+	}
 	a := &Agent{
 		Config: c,
 		files:  files{filepath.Join(c.RunDir, "slices"), c.Compute != ComputeOff},
@@ -277,7 +280,6 @@ func New(ctx context.Context, c Config) (*Agent, error) {
 		accessDoubted: make(chan struct{}, 1),
 		stirred:       make(chan struct{}, 1),
 		mpsStirred:    make(chan struct{}, 1),
-		groupsOf:      cgroupsOf,
 		changed:       make(chan struct{}),
 		pods:          map[string]pod{},
 		held:          map[string]*holding{},

@@ -221,12 +221,12 @@ func TestALayerThatFailsIsReportedAndTheLibraryHolds(t *testing.T) {
 // them: it is of the same memory.
 func TestTheLayersFigureTakesThePlaceOfTheDrivers(t *testing.T) {
 	l := &fakeLayer{}
-	n := startNode(t, withLayer(l))
+	inC1 := func(c *Config) { c.groupsOf = func(int) (string, error) { return "0::/c1", nil } }
+	n := startNode(t, withLayer(l), inC1)
 	n.link()
 	n.api.setPod(podWith(t, "uid-1", grantOf("uid-1", 1, map[string][]api.CardGrant{"app": shareOf(cardA, 4000, 0)})))
 	eventually(t, "the slice is prepared", func() bool { return n.prepared("uid-1", "app") })
 	cmd, p := tenant(t)
-	n.groupsOf = func(int) (string, error) { return "0::/c1", nil }
 	n.Adjusted(RuntimeContainer{ID: "c1", PodUID: "uid-1", Name: "app"})
 	n.Started("c1", cmd.Process.Pid)
 	usage := n.files.usage("uid-1", "app")
