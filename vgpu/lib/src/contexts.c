@@ -38,18 +38,17 @@ CUresult carve_without_files(const struct carve_driver *d, CUresult missing) {
     return result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_DEINITIALIZED ? result : missing;
 }
 
-CUresult carve_told(const struct carve_driver *d, CUdevice device, CUresult result) {
+CUresult carve_told_refusal(const struct carve_driver *d, CUdevice device) {
     struct carve_state *s = __atomic_load_n(&carve_state_now, __ATOMIC_ACQUIRE);
     CUcontext handle = NULL;
     CUdevice on;
     size_t free_bytes, total_bytes;
-    if (CARVE_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) || d->cuMemGetInfo_v2 == NULL || d->cuCtxGetCurrent == NULL ||
-        d->cuCtxGetCurrent(&handle) != CUDA_SUCCESS || handle == NULL ||
+    if (d->cuMemGetInfo_v2 == NULL || d->cuCtxGetCurrent == NULL || d->cuCtxGetCurrent(&handle) != CUDA_SUCCESS || handle == NULL ||
         (device >= 0 && s != NULL && carve_context_device(s, handle, &on) && on != device)) {
-        return result;
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUresult drivers = d->cuMemGetInfo_v2(&free_bytes, &total_bytes);
-    return drivers != CUDA_SUCCESS ? drivers : result;
+    return drivers != CUDA_SUCCESS ? drivers : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 int carve_device_card(const struct carve_driver *d, struct carve_state *s, CUdevice device) {

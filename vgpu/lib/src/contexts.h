@@ -25,7 +25,11 @@ CUresult carve_without_files(const struct carve_driver *d, CUresult missing);
 /* What a request on a device is to be answered that is about to get result: a refusal of ours must not stand before an
  * error that the current context has for good, by which the driver would answer. The driver is asked for that only
  * then, by a question that waits for nothing and changes nothing. device: -1 stands for the current context's. */
-CUresult carve_told(const struct carve_driver *d, CUdevice device, CUresult result);
+CUresult carve_told_refusal(const struct carve_driver *d, CUdevice device);
+
+static inline CUresult carve_told(const struct carve_driver *d, CUdevice device, CUresult result) {
+    return CARVE_LIKELY(result != CUDA_ERROR_OUT_OF_MEMORY) ? result : carve_told_refusal(d, device);
+}
 
 enum carve_where {
     CARVE_HERE,    /* the place was filled in */

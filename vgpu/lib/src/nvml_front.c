@@ -116,6 +116,8 @@ static enum about look(const struct nvml *n, nvmlDevice_t device, struct view *v
     return about;
 }
 
+enum { TWICE = 32 }; /* processes of which it is known that they are on the list */
+
 /* Calls visit for each slot that holds a charge on the card. */
 struct visitor {
     uint64_t charged_bytes;
@@ -124,7 +126,28 @@ struct visitor {
     unsigned int count;     /* lines that there are */
     void (*put)(void *lines, unsigned int at, unsigned int pid, uint64_t bytes);
     void *lines;
+    struct { uint64_t bytes; unsigned int pid; } seen[TWICE];
 };
+
+/* Lists a process, once: where another program followed in it by exec, it has two slots for a while. */
+static void list(struct visitor *v, unsigned int pid, uint64_t bytes) {
+    unsigned int at = 0;
+    while (at < v->count && at < TWICE && v->seen[at].pid != pid) {
+        at++;
+    }
+    bool again = at < v->count && at < TWICE;
+    at = again ? at : v->count++;
+    if (again) {
+        bytes += v->seen[at].bytes;
+    }
+    if (at < TWICE) {
+        v->seen[at].pid = pid;
+        v->seen[at].bytes = bytes;
+    }
+    if (at < v->room) {
+        v->put(v->lines, at, pid, bytes);
+    }
+}
 
 static uint32_t high_water(void) {
     uint32_t high = 0;
@@ -151,10 +174,7 @@ static void visit(struct visitor *v, uint32_t card) {
                 carve_process_gone(CARVE_PID(process.state_pid), process.start_ticks)) {
                 continue; /* one that has ended is charged until the agent takes its slot off, but is no process any more */
             }
-            if (v->count < v->room) {
-                v->put(v->lines, v->count, CARVE_PID(process.state_pid), carve_units_bytes(used));
-            }
-            v->count++;
+            list(v, CARVE_PID(process.state_pid), carve_units_bytes(used));
         }
     }
 }

@@ -126,6 +126,12 @@ static void figures(void) {
     check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, &count, list) == NVML_SUCCESS && count == 1 && list[0].pid == (unsigned)a, "one of another PID namespace isn't listed");
     check(CALL(nvmlDeviceGetMemoryInfo)(first, &m) == NVML_SUCCESS && m.used == 2 * each, "but counted");
     box_usage()->processes[1].pid_namespace = namespace_now;
+    struct carve_process second_process = box_usage()->processes[1];
+    box_usage()->processes[1] = box_usage()->processes[0]; /* as after an exec */
+    box_usage()->processes[1].image ^= 1;
+    count = 1;
+    check(CALL(nvmlDeviceGetComputeRunningProcesses_v3)(first, &count, list) == NVML_SUCCESS && count == 1 && list[0].pid == (unsigned)a && list[0].usedGpuMemory == 2 * each, "one that has two slots, by exec, is listed once");
+    box_usage()->processes[1] = second_process;
     kill(a, SIGKILL);
     waitpid(a, NULL, 0);
     count = 1;
