@@ -274,7 +274,10 @@ void carve_context_opened(struct carve_opening *opening, CUcontext handle, bool 
 /* ---------------------------------------------------------------------------------------- closing */
 
 void carve_block_gone(struct carve_state *s, const struct carve_pointer *block, bool last) {
-    if (last) {
+    if (last && block->place != 0) {
+        CARVE_STEP("page-gone");
+        carve_page_over(s, block->card);
+    } else if (last) {
         carve_release_page(s, block->card);
     } else if (block->kind == CARVE_KIND_ARRAY) {
         carve_array_give(s, block);

@@ -33,6 +33,7 @@ static inline enum begun begin(const struct carve_driver *d, struct request *r) 
     r->s = carve_state();
     r->charged = 0;
     r->serial = r->beyond = false;
+    r->block.place = 0;
     if (CARVE_UNLIKELY(r->s == NULL)) {
         return REFUSED;
     }
@@ -59,10 +60,51 @@ static inline void end_serial(struct request *r) {
 
 static inline void cancel(struct request *r) {
     end_serial(r);
-    if (r->charged != 0) {
+    if (r->charged != 0 && r->block.kind == CARVE_KIND_PIECE) {
+        carve_page_over(r->s, r->block.card);
+    } else if (r->charged != 0) {
         carve_release(r->s, r->block.card, r->charged);
-        r->charged = 0;
     }
+    r->charged = 0;
+}
+
+static bool obtain(const struct carve_driver *d, struct request *r, uint64_t bytes) {
+    r->beyond = r->may_be_managed && (carve_card_flags(r->s, r->block.card) & CARVE_CARD_OVERSELL) != 0;
+    return carve_obtain_slowly(d, r->s, r->block.card, r->charged, bytes, !r->beyond);
+}
+
+/* There is no room for a page: looks for a hole in one at hand, and for either again as long as other threads make or
+ * free pieces. */
+static bool charge_piece_slowly(const struct carve_driver *d, struct request *r, uint64_t bytes, bool sure) {
+    uint64_t deadline = carve_now() + CARVE_PIECES_WAIT_NS;
+    for (unsigned round = 0;;) {
+        uint32_t before, after;
+        bool still = carve_pieces_still(r->s, r->block.card, &before);
+        if (carve_try_page(r->s, r->block.card)) {
+            return true;
+        }
+        CARVE_STEP("piece-refused");
+        if (!sure) {
+            carve_serial_begin(r->s, r->block.card);
+            r->serial = true;
+            if (carve_pointers_room(r->s, r->block.card, r->block.context, r->block.units)) {
+                r->charged = 0;
+                return true;
+            }
+            end_serial(r);
+        }
+        if ((still && carve_pieces_still(r->s, r->block.card, &after) && before == after) || carve_now() >= deadline) {
+            break;
+        }
+        CARVE_STEP("piece-waits");
+        carve_back_off(&round);
+    }
+    carve_page_begun(r->s, r->block.card);
+    if (obtain(d, r, bytes)) {
+        return true;
+    }
+    carve_page_refused(r->s, r->block.card);
+    return false;
 }
 
 /* Charges a block before the driver is asked for it. A piece may need a new page, or fit in a hole of one at hand;
@@ -80,28 +122,15 @@ static inline bool charge(const struct carve_driver *d, struct request *r, uint8
         r->block.kind = CARVE_KIND_PIECE;
         r->block.units = carve_units_up(bytes);
         r->charged = CARVE_PAGE_UNITS;
-        if (CARVE_LIKELY(carve_try(r->s, r->block.card, CARVE_PAGE_UNITS))) {
+        if (CARVE_LIKELY(carve_try_page(r->s, r->block.card)) || charge_piece_slowly(d, r, bytes, sure)) {
             return true;
-        }
-        if (!sure) {
-            carve_serial_begin(r->s, r->block.card);
-            r->serial = true;
-            if (carve_pointers_room(r->s, r->block.card, r->block.context, r->block.units)) {
-                r->charged = 0;
-                return true;
-            }
-            end_serial(r);
         }
     } else {
         r->block.units = carve_page_units(bytes);
         r->charged = r->block.units;
-    }
-    if (CARVE_LIKELY(carve_try(r->s, r->block.card, r->charged))) {
-        return true;
-    }
-    r->beyond = r->may_be_managed && (carve_card_flags(r->s, r->block.card) & CARVE_CARD_OVERSELL) != 0;
-    if (carve_obtain_slowly(d, r->s, r->block.card, r->charged, bytes, !r->beyond)) {
-        return true;
+        if (CARVE_LIKELY(carve_try(r->s, r->block.card, r->charged)) || obtain(d, r, bytes)) {
+            return true;
+        }
     }
     r->charged = 0;
     return false;
@@ -128,6 +157,9 @@ static CUresult make_uncharged(const struct carve_driver *d, const struct call *
     return result;
 }
 
+/* So often a request counts on a hole that others get. */
+enum { MOST_HOLES = 64 };
+
 enum kept { KEPT, NOT_KEPT, AGAIN };
 
 /* The driver gave the block: keeps it with its charge. Otherwise gives it back: because there is no memory to
@@ -149,21 +181,22 @@ static inline enum kept keep(const struct carve_driver *d, const struct call *ca
     }
     if (!put.first_of_page) {
         if (CARVE_LIKELY(r->charged != 0)) {
-            carve_release_page(r->s, r->block.card);
+            carve_page_over(r->s, r->block.card);
         }
         end_serial(r);
         return KEPT;
     }
-    if (CARVE_LIKELY(r->charged != 0) || carve_try(r->s, r->block.card, CARVE_PAGE_UNITS)) {
+    if (CARVE_LIKELY(r->charged != 0) || carve_try_page(r->s, r->block.card)) {
         end_serial(r);
         return KEPT;
     }
     struct carve_pointer block;
-    if (carve_pointers_take(r->s, address, &block)) {
+    if (carve_pointers_take_now(r->s, address, &block)) {
         (void)call->give_back(d, address);
         /* If another thread has had a piece of the same new page meanwhile, the page stays taken, and is charged
          * though it doesn't fit. */
         if (!carve_pointers_gone(r->s, &block)) {
+            carve_page_begun(r->s, block.card);
             carve_correct(r->s, block.card, CARVE_PAGE_UNITS);
         }
     }
@@ -208,9 +241,9 @@ static inline CUresult allocate(const struct carve_driver *d, const struct call 
         return r.s == NULL ? carve_without_files(d, CUDA_ERROR_OUT_OF_MEMORY) : carve_told(d, -1, CUDA_ERROR_OUT_OF_MEMORY);
     }
     r.may_be_managed = call->may_be_managed;
-    for (bool sure = false;; sure = true) {
+    for (int tries = 0;; tries++) {
         uint64_t made = 0, real_pitch = 0;
-        if (CARVE_UNLIKELY(!charge(d, &r, call->kind, call->bytes, sure))) {
+        if (CARVE_UNLIKELY(!charge(d, &r, call->kind, call->bytes, tries >= MOST_HOLES))) {
             return carve_told(d, -1, r.beyond ? beyond(d, &r, call->bytes, address) : call->absurd ? make_uncharged(d, call) : CUDA_ERROR_OUT_OF_MEMORY);
         }
         CARVE_STEP("alloc-charged");
@@ -418,7 +451,7 @@ static inline CUresult free_block(const struct carve_driver *d, uint64_t address
                                   CUresult (*call)(const struct carve_driver *, uint64_t)) {
     struct carve_state *s = carve_state();
     struct carve_pointer block;
-    if (CARVE_UNLIKELY(s == NULL || !carve_pointers_take(s, address, &block))) {
+    if (CARVE_UNLIKELY(s == NULL || !carve_pointers_take_now(s, address, &block))) {
         /* Not charged by address: memory of pools (cases vgpu-6, vgpu-7), of other processes, nonsense. */
         CUresult result = call(d, address);
         carve_reserves_follow(d);

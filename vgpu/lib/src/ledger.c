@@ -264,8 +264,10 @@ static bool admit_slowly(struct carve_state *s, unsigned card, uint32_t units, u
     return false;
 }
 
+static inline void count(uint32_t *counter) { __atomic_store_n(counter, *counter + 1, __ATOMIC_RELEASE); }
+
 /* keep: what fits becomes used, else it stays pending. */
-static inline bool weigh(struct carve_state *s, unsigned card, uint32_t units, bool keep) {
+static inline bool weigh(struct carve_state *s, unsigned card, uint32_t units, bool keep, bool page) {
     if (CARVE_UNLIKELY(!carve_slot(s))) {
         return false;
     }
@@ -284,6 +286,9 @@ static inline bool weigh(struct carve_state *s, unsigned card, uint32_t units, b
         if (CARVE_UNLIKELY(!fits)) {
             withdraw(s, card, a, units);
         } else if (keep) {
+            if (page) {
+                count(&a->pieces_begun);
+            }
             commit(s, card, a, units);
             CARVE_STEP("committed");
         }
@@ -292,9 +297,11 @@ static inline bool weigh(struct carve_state *s, unsigned card, uint32_t units, b
     return fits;
 }
 
-bool carve_try(struct carve_state *s, unsigned card, uint32_t units) { return weigh(s, card, units, true); }
+bool carve_try(struct carve_state *s, unsigned card, uint32_t units) { return weigh(s, card, units, true, false); }
 
-bool carve_hold(struct carve_state *s, unsigned card, uint32_t units) { return weigh(s, card, units, false); }
+bool carve_try_page(struct carve_state *s, unsigned card) { return weigh(s, card, CARVE_PAGE_UNITS, true, true); }
+
+bool carve_hold(struct carve_state *s, unsigned card, uint32_t units) { return weigh(s, card, units, false, false); }
 
 /* Units within what a charge can hold. */
 static uint32_t within(const struct carve_account *a, int64_t units) {
@@ -329,13 +336,28 @@ bool carve_admit(struct carve_state *s, unsigned card, uint32_t units, uint64_t 
     return admitted;
 }
 
-void carve_release(struct carve_state *s, unsigned card, uint32_t units) {
+static inline void release(struct carve_state *s, unsigned card, uint32_t units, bool over) {
     struct carve_account *a = &s->accounts[card];
     carve_lock(&a->lock);
     a->used -= units < a->used ? units : a->used;
     publish_less(s, card, a);
+    if (over) {
+        count(&a->pieces_over);
+    }
     carve_unlock(&a->lock);
 }
+
+void carve_release(struct carve_state *s, unsigned card, uint32_t units) { release(s, card, units, false); }
+
+static void count_locked(struct carve_account *a, uint32_t *counter) {
+    carve_lock(&a->lock);
+    count(counter);
+    carve_unlock(&a->lock);
+}
+
+void carve_page_begun(struct carve_state *s, unsigned card) { count_locked(&s->accounts[card], &s->accounts[card].pieces_begun); }
+
+void carve_page_refused(struct carve_state *s, unsigned card) { count_locked(&s->accounts[card], &s->accounts[card].pieces_over); }
 
 void carve_serial_begin(struct carve_state *s, unsigned card) {
     carve_lock(&s->accounts[card].slow);
@@ -347,16 +369,20 @@ void carve_serial_end(struct carve_state *s, unsigned card) {
     carve_unlock(&s->accounts[card].slow);
 }
 
-void carve_release_page(struct carve_state *s, unsigned card) {
+static inline void release_page(struct carve_state *s, unsigned card, bool over) {
     struct carve_account *a = &s->accounts[card];
     if (CARVE_LIKELY(__atomic_load_n(&a->serial, __ATOMIC_SEQ_CST) == 0)) {
-        carve_release(s, card, CARVE_PAGE_UNITS);
+        release(s, card, CARVE_PAGE_UNITS, over);
         return;
     }
     carve_lock(&a->slow);
-    carve_release(s, card, CARVE_PAGE_UNITS);
+    release(s, card, CARVE_PAGE_UNITS, over);
     carve_unlock(&a->slow);
 }
+
+void carve_release_page(struct carve_state *s, unsigned card) { release_page(s, card, false); }
+
+void carve_page_over(struct carve_state *s, unsigned card) { release_page(s, card, true); }
 
 void carve_correct(struct carve_state *s, unsigned card, int64_t units) {
     struct carve_account *a = &s->accounts[card];

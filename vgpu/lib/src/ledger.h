@@ -19,6 +19,8 @@
 /* How often one that has waited for so long looks again where others change while it does, before it takes what it
  * sees for true. */
 #define CARVE_MIXED_LOOKS 200u
+/* How long a small request looks again while other threads of the process make and free such blocks. */
+#define CARVE_PIECES_WAIT_NS 500000000ull
 #define CARVE_DEAD_WAIT_NS 3000000000ull
 #define CARVE_DEAD_RETRY_NS 10000000000ull
 
@@ -27,6 +29,9 @@ bool carve_admit(struct carve_state *s, unsigned card, uint32_t units, uint64_t 
 
 /* The same without waiting for anybody, and without counting a refusal. */
 bool carve_try(struct carve_state *s, unsigned card, uint32_t units);
+
+/* The same for a page of which a piece is to be cut: the beginning of what counts, see carve_pieces_still. */
+bool carve_try_page(struct carve_state *s, unsigned card);
 
 /* The same for a request of which only the driver's answer shows how much it takes: it stays pending until then, so
  * that others wait for that instead of being refused for what isn't taken in the end. Nobody is waited for between
@@ -47,8 +52,13 @@ void carve_release(struct carve_state *s, unsigned card, uint32_t units);
 void carve_serial_begin(struct carve_state *s, unsigned card);
 void carve_serial_end(struct carve_state *s, unsigned card);
 
-/* Takes back a page that pieces are cut from. */
+/* Takes back a page that pieces are cut from. The second where that is the end of what counts, see carve_pieces_still. */
 void carve_release_page(struct carve_state *s, unsigned card);
+void carve_page_over(struct carve_state *s, unsigned card);
+
+/* The beginning, where a page is charged otherwise, and the end where it wasn't after all. */
+void carve_page_begun(struct carve_state *s, unsigned card);
+void carve_page_refused(struct carve_state *s, unsigned card);
 
 /* Corrects a charge to what the driver really took: upwards without asking, for it is taken already. */
 void carve_correct(struct carve_state *s, unsigned card, int64_t units);

@@ -36,6 +36,8 @@ static inline uint32_t find_page(const struct carve_pointers *t, uint64_t addres
     return i;
 }
 
+static inline void count(uint32_t *counter) { __atomic_store_n(counter, *counter + 1, __ATOMIC_RELEASE); }
+
 /* At most half full: probes stay short. */
 static inline bool full(uint32_t count, uint32_t bits) { return bits == 0 || count >= 1u << (bits - 1); }
 
@@ -250,6 +252,7 @@ bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block
     struct carve_pointer *place = &t->places[find_block(t, block->address)];
     if (CARVE_UNLIKELY(place->address != 0)) {
         put->stale = *place;
+        put->stale.place = place->kind == CARVE_KIND_PIECE ? 0 : place->place;
         put->stale_last = drop_piece(t, place);
         count_block(s, place, -1);
     } else {
@@ -259,12 +262,15 @@ bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block
     count_block(s, block, 1);
     if (piece) {
         put->first_of_page = add_piece(t, block);
+        if (put->first_of_page) {
+            count(&t->pieces_over[block->card]);
+        }
     }
     carve_unlock(&t->lock);
     return true;
 }
 
-bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block) {
+static inline bool take(struct carve_state *s, uint64_t address, struct carve_pointer *block, bool now) {
     struct carve_pointers *t = &s->pointers;
     bool known = false;
     carve_lock(&t->lock);
@@ -275,10 +281,36 @@ bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_p
             count_block(s, block, -1);
             remove_block(t, i);
             known = true;
+            if (block->kind == CARVE_KIND_PIECE) {
+                block->place = now;
+            }
+            if (now && block->kind == CARVE_KIND_PIECE) {
+                count(&t->pieces_begun[block->card]);
+            }
         }
     }
     carve_unlock(&t->lock);
     return known;
+}
+
+bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block) { return take(s, address, block, false); }
+
+bool carve_pointers_take_now(struct carve_state *s, uint64_t address, struct carve_pointer *block) { return take(s, address, block, true); }
+
+static inline uint32_t counted(const uint32_t *counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+
+bool carve_pieces_still(const struct carve_state *s, unsigned card, uint32_t *begun) {
+    const struct carve_account *a = &s->accounts[card];
+    const uint32_t *begun_here = &s->pointers.pieces_begun[card], *over_here = &s->pointers.pieces_over[card];
+    for (;;) {
+        uint32_t b = counted(&a->pieces_begun), c = counted(begun_here), d = counted(&a->pieces_over), e = counted(over_here);
+        /* None of them goes back: twice the same is what they were at one instant. */
+        if (b == counted(&a->pieces_begun) && c == counted(begun_here) && d == counted(&a->pieces_over) && e == counted(over_here)) {
+            *begun = b + c;
+            return b + c == d + e;
+        }
+        carve_pause();
+    }
 }
 
 bool carve_pointers_gone(struct carve_state *s, const struct carve_pointer *block) {
@@ -287,6 +319,9 @@ bool carve_pointers_gone(struct carve_state *s, const struct carve_pointer *bloc
     }
     carve_lock(&s->pointers.lock);
     bool last = drop_piece(&s->pointers, block);
+    if (!last && block->place != 0) {
+        count(&s->pointers.pieces_over[block->card]);
+    }
     carve_unlock(&s->pointers.lock);
     return last;
 }
@@ -300,6 +335,10 @@ bool carve_pointers_restore(struct carve_state *s, const struct carve_pointer *b
         t->count += place->address == 0;
         *place = *block;
         count_block(s, block, 1);
+        place->place = block->kind == CARVE_KIND_PIECE ? 0 : block->place;
+    }
+    if (block->kind == CARVE_KIND_PIECE && block->place != 0) {
+        count(&t->pieces_over[block->card]);
     }
     carve_unlock(&t->lock);
     return room;
@@ -348,6 +387,7 @@ bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carv
         uint32_t i = (*cursor + n) & (places - 1);
         if (t->places[i].address != 0 && t->places[i].context == context) {
             *block = t->places[i];
+            block->place = block->kind == CARVE_KIND_PIECE ? 0 : block->place;
             *last = drop_piece(t, block);
             count_block(s, block, -1);
             remove_block(t, i);

@@ -43,6 +43,8 @@ bool carve_pointers_put(struct carve_state *s, const struct carve_pointer *block
 /* A block that is about to be freed is forgotten first, since the driver may give its address to another thread as
  * soon as it is; its page counts it until it is gone. False where the address isn't known. */
 bool carve_pointers_take(struct carve_state *s, uint64_t address, struct carve_pointer *block);
+/* The same by a thread that frees it at once: the beginning of what counts, see carve_pieces_still. */
+bool carve_pointers_take_now(struct carve_state *s, uint64_t address, struct carve_pointer *block);
 /* It is gone; says whether it was the last piece of its page. */
 bool carve_pointers_gone(struct carve_state *s, const struct carve_pointer *block);
 /* It wasn't freed. False where there is no memory to remember it. */
@@ -55,6 +57,14 @@ void carve_pointers_export(struct carve_state *s, uint64_t address);
 /* Forgets a block of that context and gives it; false where none is left. *cursor starts at 0. */
 bool carve_pointers_take_of(struct carve_state *s, uint32_t context, struct carve_pointer *block, bool *last,
                             uint32_t *cursor);
+
+/* Whether no thread is between two steps of a call that makes or frees a piece, at one instant. Until it is through, a
+ * page may be charged that isn't needed any more, or in which others have room though nobody knows it yet: no small
+ * request is refused before. Such calls are counted as they begin and as they end, under the locks that they take anyway:
+ *   made:  a page charged (account)   put, the first of it (here), or it isn't needed (account)
+ *   freed: taken (here)               gone, not the last of its page (here), or that is given back (account)
+ * *begun is how many have begun. */
+bool carve_pieces_still(const struct carve_state *s, unsigned card, uint32_t *begun);
 
 /* Whether a page at hand, of that context, has a hole of so many units. The place of a block that is
  * just being freed counts as taken. Looks at all pages: only for requests that don't fit otherwise. After some dozens of pages whose holes are all too small it says yes without being sure. */

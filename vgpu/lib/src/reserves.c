@@ -185,6 +185,9 @@ static bool fits_within(const struct carve_driver *d, const struct carve_reserve
 /* The least and the most that the reserve takes for the request if it has to grow. If the request gets what other calls
  * count on, these take as much anew. */
 static uint32_t with_counted(const struct carve_reserve *r, const struct carve_growth *growth, uint32_t units) {
+    if (CARVE_LIKELY(r->counted == 0)) {
+        return units;
+    }
     uint64_t most = growth->in_one && r->counted < units ? units : growth->in_one ? r->counted : (uint64_t)units + r->counted;
     return most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
 }
@@ -340,7 +343,7 @@ static bool account(const struct carve_driver *d, struct carve_state *s, struct 
 
 /* Sees to it that the call may be made: with what it may take held, or with the reserve for itself. Under the lock, which
  * is let go meanwhile. */
-static enum way let_in(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, const struct carve_growth *growth, uint32_t admitted, uint32_t *held) {
+static __attribute__((noinline)) enum way let_in(const struct carve_driver *d, struct carve_state *s, struct carve_reserve *r, const struct carve_growth *growth, uint32_t admitted, uint32_t *held) {
     struct carve_reserves *list = &s->reserves;
     unsigned card = (unsigned)r->card;
     *held = 0;
@@ -364,8 +367,9 @@ static enum way let_in(const struct carve_driver *d, struct carve_state *s, stru
             *held = r->counted;
             return HELD;
         }
-        *held = hold(s, card, most_units(r, growth), most_units(r, growth));
-        if (CARVE_LIKELY(*held != 0)) {
+        uint32_t most = most_units(r, growth);
+        if (carve_hold(s, card, most)) {
+            *held = most;
             return HELD;
         }
         carve_unlock(&list->lock);
@@ -392,13 +396,16 @@ static void count_out(struct carve_reserve *r, const struct carve_growth *growth
 CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s, int reserve, struct carve_growth *growth) {
     struct carve_reserves *list = &s->reserves;
     struct carve_reserve *r = &list->list[reserve];
-    uint32_t admitted = 0, held;
+    uint32_t admitted = 0;
     carve_lock(&list->lock);
     r->asking++; /* from here to the end the place is given to no other: if it is another's by now, that isn't valid */
     unsigned card = (unsigned)r->card;
     for (;;) {
-        enum way way = let_in(d, s, r, growth, admitted, &held);
-        uint32_t least = least_units(list, r, growth);
+        enum way way = HELD;
+        uint32_t held = most_units(r, growth);
+        if (CARVE_UNLIKELY(admitted != 0 || growth->steady || taken(r)) || CARVE_UNLIKELY(!carve_hold(s, card, held))) {
+            way = let_in(d, s, r, growth, admitted, &held);
+        }
         if (CARVE_LIKELY(way != NO_ROOM && valid(r, growth))) {
             uint32_t before = r->units, own = held + admitted;
             r->flight += own;
@@ -453,6 +460,7 @@ CUresult carve_reserve_grow(const struct carve_driver *d, struct carve_state *s,
             }
         }
         /* Once more, with patience for other processes, and for what dead ones had. */
+        uint32_t least = least_units(list, r, growth);
         carve_unlock(&list->lock);
         bool refused = admitted != 0 || !carve_admit(s, card, least, growth->bytes);
         carve_lock(&list->lock);

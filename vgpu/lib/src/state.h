@@ -44,6 +44,7 @@ struct carve_account {
     uint64_t refusals;
     uint64_t last_refused_bytes;
     uint64_t sequence;
+    uint32_t pieces_begun, pieces_over; /* see carve_pieces_still */
 } __attribute__((aligned(64)));
 
 /* Limits that may take memory of the card, see heaps.h: those with lower numbers. */
@@ -77,7 +78,7 @@ struct carve_pointer {
     uint32_t context; /* carve_context.id; 0: a context that this library doesn't know */
     uint8_t card;
     uint8_t kind;   /* CARVE_KIND_* */
-    uint32_t place; /* of an array: see arrays.c */
+    uint32_t place; /* of an array: see arrays.c; of a piece on its way out: 1 if that counts, see carve_pieces_still */
 };
 
 /* A page from which the driver cut pieces. It is what is charged for them. */
@@ -110,6 +111,7 @@ struct carve_pointers {
     uint64_t managed_units[CARVE_MAX_CARDS]; /* sum of the managed ones */
     uint64_t uncharged_units[CARVE_MAX_CARDS];
     uint64_t imported_units[CARVE_MAX_CARDS];
+    uint32_t pieces_begun[CARVE_MAX_CARDS], pieces_over[CARVE_MAX_CARDS]; /* see carve_pieces_still */
 };
 
 /* Physical memory that the program maps itself: see virtual.c. */

@@ -99,6 +99,7 @@ stepped() {
 }
 stepped "robustness" "$(realpath "$folder/robust_test")"
 stepped "reserves, interrupted" "$folder/reserve_test"
+stepped "calls between steps of others" "$folder/between_test"
 stepped "primary contexts, interrupted" "$folder/soft_test" steps
 stepped "green contexts, interrupted" "$folder/green_test" steps
 for driver in 535.104.05 550.90.07 570.86.10 580.65.06; do
