@@ -35,6 +35,8 @@
       "charge", "pages", "refuse") \
     X(cuMemRelease, "10.2", (CUmemGenericAllocationHandle handle), \
       "give back with the last handle and mapping", "-", "pass") \
+    X(cuMemExportToShareableHandle, "10.2", (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags), \
+      "keep while the descriptor is open", "-", "pass") \
     X(cuMemRetainAllocationHandle, "11.0", (CUmemGenericAllocationHandle *handle, void *address), \
       "count the handle", "-", "pass") \
     X(cuMemMap, "10.2", (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags), \

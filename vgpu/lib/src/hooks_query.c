@@ -4,6 +4,7 @@
 #include "ledger.h"
 #include "limits.h"
 #include "reserves.h"
+#include "virtual.h"
 
 /* Free and total bytes of a card as its tenant sees it; false where the limits can't be read. */
 static bool share(struct carve_state *s, unsigned card, uint64_t *free_bytes, uint64_t *total_bytes) {
@@ -27,6 +28,7 @@ static CUresult current_share(const struct carve_driver *d, struct carve_state *
         if (carve_leaving_any(s)) {
             carve_leaving_look(d, s);
         }
+        carve_virtual_look(s);
         if (carve_reserves_any(s)) {
             carve_reserves_settle(d, s, (int)place.card);
         }

@@ -83,7 +83,9 @@ CARVE_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandl
     CUmemGenericAllocationHandle imported = 0;
     CUmemAllocationProp property = {.type = 0};
     CUresult result = d->cuMemImportFromShareableHandle(&imported, shared, type);
-    if (result == CUDA_SUCCESS && d->cuMemGetAllocationPropertiesFromHandle != NULL &&
+    if (result == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && carve_virtual_own(s, imported, (int)(intptr_t)shared)) {
+        /* one more handle of what this process made, and pays for */
+    } else if (result == CUDA_SUCCESS && d->cuMemGetAllocationPropertiesFromHandle != NULL &&
         d->cuMemGetAllocationPropertiesFromHandle(&property, imported) == CUDA_SUCCESS && property.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
         int card = carve_device_card(d, s, property.location.id);
         if (card >= 0) {

@@ -97,6 +97,7 @@ CARVE_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
         gone = carve_virtual_release(s, handle);
     }
     give_back(s, gone);
+    carve_virtual_look(s); /* the descriptors of it may be closed */
     carve_virtual_turn_end(s);
     return result;
 }
@@ -163,7 +164,32 @@ CARVE_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
     while (result == CUDA_SUCCESS && carve_virtual_unmapped(s, &next, pointer + bytes, &gone)) {
         give_back(s, gone); /* waits for nobody */
     }
+    carve_virtual_look(s);
     carve_virtual_turn_end(s);
+    return result;
+}
+
+/* Whoever has the descriptor has the memory, also if it is this process. */
+CARVE_EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags) {
+    const struct carve_driver *d = carve_driver();
+    if (d->cuMemExportToShareableHandle == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    struct carve_state *s = carve_state();
+    if (s == NULL || shareable == NULL || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !carve_virtual_turn(s, true)) {
+        return d->cuMemExportToShareableHandle(shareable, handle, type, flags);
+    }
+    int descriptor = -1;
+    struct carve_gone stale = {0};
+    CUresult result = d->cuMemExportToShareableHandle(&descriptor, handle, type, flags);
+    if (result == CUDA_SUCCESS && descriptor >= 0) {
+        stale = carve_virtual_exported(s, handle, descriptor);
+    }
+    give_back(s, stale);
+    carve_virtual_turn_end(s);
+    if (result == CUDA_SUCCESS) {
+        *(int *)shareable = descriptor;
+    }
     return result;
 }
 

@@ -4,6 +4,7 @@
 #include "contexts.h"
 #include "ledger.h"
 #include "limits.h"
+#include "virtual.h"
 
 /* What a pool takes at once from the card, at least. Larger blocks are taken to be rounded to this too, until it was
  * seen that they are rounded to pages. */
@@ -231,9 +232,10 @@ static void wait_for_flights(struct carve_reserves *list, unsigned card) {
 bool carve_obtain_slowly(const struct carve_driver *d, struct carve_state *s, unsigned card, uint32_t units, uint64_t asked_bytes, bool patient) {
     if (carve_leaving_any(s)) {
         carve_leaving_look(d, s);
-        if (carve_try(s, card, units)) {
-            return true;
-        }
+    }
+    carve_virtual_look(s);
+    if (carve_try(s, card, units)) {
+        return true;
     }
     if (carve_reserves_any(s)) {
         carve_lock(&s->reserves.lock);
@@ -376,6 +378,7 @@ static __attribute__((noinline)) enum way let_in(const struct carve_driver *d, s
         if (carve_leaving_any(s)) {
             carve_leaving_look(d, s);
         }
+        carve_virtual_look(s);
         bool captured = growth->captured(d, growth);
         carve_lock(&list->lock);
         enum way way = taken(r) ? AGAIN : captured ? HELD : hold_slowly(d, s, r, growth, held);

@@ -119,18 +119,19 @@ struct carve_block {
     uint32_t units;
     uint32_t references; /* handles and mappings; of memory also bindings to multicast objects */
     uint32_t bindings;   /* to it, of an object: it stays on the list until they are dropped */
+    uint32_t exports;    /* of the references: descriptors that the program was given */
     uint32_t next_free;
     uint8_t card;
     bool imported; /* others made it; units are 0 */
     bool object;   /* no memory of its own, and not counted */
 };
 
-enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2, CARVE_LINK_BINDING = 3 };
+enum { CARVE_LINK_HANDLE = 1, CARVE_LINK_MAPPING = 2, CARVE_LINK_BINDING = 3, CARVE_LINK_EXPORT = 4 };
 
 /* What leads to a block. */
 struct carve_link {
-    uint64_t key;   /* handle, first address of the mapping, or place in the object */
-    uint64_t bytes; /* of a mapping; of a binding its object */
+    uint64_t key;   /* handle, first address of the mapping, place in the object, or descriptor */
+    uint64_t bytes; /* of a mapping; of a binding its object; of a descriptor what file it is, see carve_file_at */
     uint32_t uses;  /* of a handle: releases that it takes */
     uint32_t block; /* 0: free place */
     uint8_t kind;   /* CARVE_LINK_* */
@@ -145,6 +146,7 @@ struct carve_virtual {
     uint32_t block_count;
     uint32_t block_room;
     uint32_t free_block;
+    uint32_t kept; /* blocks of which nothing but descriptors is left */
 };
 
 /* A page that small arrays share: see arrays.c. */

@@ -154,6 +154,18 @@ long carve_read_file(const char *path, void *buffer, size_t bytes, uint64_t offs
     return total;
 }
 
+uint64_t carve_file_at(int descriptor) {
+    struct stat st;
+    int saved = errno;
+    uint64_t file = 0;
+    if (syscall(SYS_fstat, descriptor, &st) == 0) {
+        file = ((uint64_t)st.st_dev * 0x9e3779b97f4a7c15u ^ (uint64_t)st.st_ino) * 0x9e3779b97f4a7c15u ^ (uint64_t)st.st_rdev;
+        file += file == 0;
+    }
+    errno = saved;
+    return file;
+}
+
 uint64_t carve_now(void) {
     struct timespec t = {0, 0};
     (void)clock_gettime(CLOCK_MONOTONIC, &t);

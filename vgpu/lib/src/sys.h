@@ -45,6 +45,9 @@ void carve_unmap(void *memory, size_t bytes);
 /* Reads at most bytes bytes of the file from offset; -1 where it can't be opened, else what was read. */
 long carve_read_file(const char *path, void *buffer, size_t bytes, uint64_t offset);
 
+/* What file is open at a descriptor, as far as that can be told; 0: none. */
+uint64_t carve_file_at(int descriptor);
+
 /* The clock that doesn't jump, in nanoseconds. */
 uint64_t carve_now(void);
 void carve_sleep(uint64_t nanoseconds);

@@ -31,6 +31,19 @@ void carve_turn_take(struct carve_turn *turn) {
     carve_unlock(&turn->lock);
 }
 
+bool carve_turn_try(struct carve_turn *turn) {
+    carve_lock(&turn->lock);
+    bool had = turn->holder == 0 || turn->holder == me();
+    if (turn->holder == 0) {
+        turn->holder = me();
+        turn->uses = 0;
+        turn->serial++;
+    }
+    turn->uses += had;
+    carve_unlock(&turn->lock);
+    return had;
+}
+
 void carve_turn_end(struct carve_turn *turn) {
     carve_lock(&turn->lock);
     /* Another's where it was taken over, and nobody's where a callback forked and this is the child. */

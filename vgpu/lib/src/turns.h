@@ -25,6 +25,8 @@ struct carve_turn {
 
 /* A thread that has the turn gets it again, as in a callback of the driver. */
 void carve_turn_take(struct carve_turn *turn);
+/* The same without waiting; false where another thread has it. */
+bool carve_turn_try(struct carve_turn *turn);
 void carve_turn_end(struct carve_turn *turn);
 
 #endif

@@ -3,6 +3,7 @@
  * pointers.c with another content, under the same lock. */
 #include "virtual.h"
 
+#include "ledger.h"
 #include "pointers.h"
 
 enum { FIRST_BITS = 7, NO_BLOCK = 0 };
@@ -125,10 +126,28 @@ static void free_block(struct carve_state *s, uint32_t block) {
     s->virtual.free_block = block;
 }
 
+/* Whether nothing but descriptors is left of a block; around each change of its references. */
+static bool kept(const struct carve_block *b) { return b->exports != 0 && b->exports == b->references; }
+
+static void count_kept(struct carve_state *s, int more) {
+    if (more != 0) {
+        __atomic_store_n(&s->virtual.kept, s->virtual.kept + (uint32_t)more, __ATOMIC_RELEASE);
+    }
+}
+
+static void refer(struct carve_state *s, uint32_t block) {
+    struct carve_block *b = block_at(s, block);
+    count_kept(s, -(int)kept(b));
+    b->references++;
+}
+
 /* Takes one reference off a block, and the block away with the last. */
 static struct carve_gone drop(struct carve_state *s, uint32_t block) {
     struct carve_block *b = block_at(s, block);
-    if (--b->references != 0) {
+    bool before = kept(b);
+    --b->references;
+    count_kept(s, (int)kept(b) - (int)before);
+    if (b->references != 0) {
         return (struct carve_gone){.card = b->card};
     }
     struct carve_gone gone = {.units = b->units, .card = b->card};
@@ -203,6 +222,84 @@ void carve_virtual_imported(struct carve_state *s, uint64_t handle, unsigned car
     carve_unlock(&s->pointers.lock);
 }
 
+/* ---- descriptors ---- */
+
+static struct carve_gone closed(struct carve_state *s, struct carve_link *link) {
+    uint32_t block = link->block;
+    struct carve_block *b = block_at(s, block);
+    remove_link(&s->virtual, link);
+    count_kept(s, -(int)kept(b)); /* drop counts it anew */
+    b->exports--;
+    return drop(s, block);
+}
+
+struct carve_gone carve_virtual_exported(struct carve_state *s, uint64_t handle, int descriptor) {
+    struct carve_virtual *v = &s->virtual;
+    struct carve_gone stale = {0};
+    uint64_t file = carve_file_at(descriptor);
+    carve_lock(&s->pointers.lock);
+    struct carve_link *before = known(v, (uint64_t)descriptor, CARVE_LINK_EXPORT);
+    if (before != NULL) {
+        stale = closed(s, before);
+    }
+    struct carve_link *link = known(v, handle, CARVE_LINK_HANDLE);
+    uint32_t block = link == NULL ? NO_BLOCK : link->block;
+    if (block != NO_BLOCK && block_at(s, block)->units != 0 && file != 0 &&
+        add_link(v, (struct carve_link){.key = (uint64_t)descriptor, .bytes = file, .uses = 1, .block = block, .kind = CARVE_LINK_EXPORT})) {
+        block_at(s, block)->references++;
+        block_at(s, block)->exports++;
+    }
+    carve_unlock(&s->pointers.lock);
+    return stale;
+}
+
+bool carve_virtual_own(struct carve_state *s, uint64_t handle, int descriptor) {
+    struct carve_virtual *v = &s->virtual;
+    uint64_t file = carve_file_at(descriptor);
+    bool own = false;
+    carve_lock(&s->pointers.lock);
+    struct carve_link *link = known(v, (uint64_t)descriptor, CARVE_LINK_EXPORT);
+    if (link != NULL && file != 0 && link->bytes == file) {
+        uint32_t block = link->block;
+        struct carve_link *before = known(v, handle, CARVE_LINK_HANDLE);
+        if (before != NULL) {
+            before->uses++;
+            own = true;
+        } else if (add_link(v, (struct carve_link){.key = handle, .uses = 1, .block = block, .kind = CARVE_LINK_HANDLE})) {
+            refer(s, block);
+            own = true;
+        }
+    }
+    carve_unlock(&s->pointers.lock);
+    return own;
+}
+
+void carve_virtual_look_slowly(struct carve_state *s) {
+    struct carve_virtual *v = &s->virtual;
+    uint64_t units[CARVE_MAX_CARDS] = {0};
+    /* Not while another thread asks the driver: it may be about to have a handle of a descriptor. */
+    if (!carve_turn_try(&v->turn)) {
+        return;
+    }
+    carve_lock(&s->pointers.lock);
+    for (uint32_t i = 0; v->bits != 0 && i < 1u << v->bits;) {
+        struct carve_link *link = &v->links[i];
+        if (link->block != NO_BLOCK && link->kind == CARVE_LINK_EXPORT && kept(block_at(s, link->block)) && carve_file_at((int)link->key) != link->bytes) {
+            struct carve_gone gone = closed(s, link); /* moves another one here */
+            units[gone.card] += gone.units;
+        } else {
+            i++;
+        }
+    }
+    carve_unlock(&s->pointers.lock);
+    carve_turn_end(&v->turn);
+    for (unsigned c = 0; c < CARVE_MAX_CARDS; c++) {
+        if (units[c] != 0) {
+            carve_release(s, c, (uint32_t)units[c]);
+        }
+    }
+}
+
 /* What is mapped of memory that others made is listed: its size shows nowhere else. */
 static void list_mapping(struct carve_state *s, uint32_t block, uint64_t bytes, int more) {
     const struct carve_block *b = block_at(s, block);
@@ -242,7 +339,7 @@ void carve_virtual_retained(struct carve_state *s, uint64_t handle, uint64_t add
         if (link != NULL) {
             link->uses++;
         } else if (add_link(v, (struct carve_link){.key = handle, .uses = 1, .block = block, .kind = CARVE_LINK_HANDLE})) {
-            block_at(s, block)->references++;
+            refer(s, block);
         }
     }
     carve_unlock(&s->pointers.lock);
@@ -261,7 +358,7 @@ struct carve_gone carve_virtual_mapped(struct carve_state *s, uint64_t address, 
         uint32_t block = link->block;
         /* There is room: see carve_virtual_turn. */
         if (add_link(v, (struct carve_link){.key = address, .bytes = bytes, .block = block, .kind = CARVE_LINK_MAPPING})) {
-            block_at(s, block)->references++;
+            refer(s, block);
             list_mapping(s, block, bytes, 1);
         }
     }
@@ -307,7 +404,7 @@ uint32_t carve_virtual_bind(struct carve_state *s, uint64_t handle, uint64_t add
     struct carve_link *link = handle != 0 ? known(v, handle, CARVE_LINK_HANDLE) : mapping_around(v, address);
     uint32_t block = link == NULL || block_at(s, link->block)->object ? NO_BLOCK : link->block;
     if (block != NO_BLOCK) {
-        block_at(s, block)->references++;
+        refer(s, block);
     }
     carve_unlock(&s->pointers.lock);
     return block;

@@ -5,6 +5,9 @@
  * It is charged from its creation until no handle and no mapping of it is left, and no multicast object has it bound,
  * which is when the driver gives it back. One block can have several handles and be mapped in several places.
  *
+ * A descriptor that the program was given of a block (cuMemExportToShareableHandle) keeps it, too, as long as it is open
+ * by that number. What becomes of it otherwise, once it is sent to somebody or doubled, nobody hears.
+ *
  * A multicast object has no memory. It goes with its last handle and mapping, and then lets go of all that is bound to
  * it.
  */
@@ -35,6 +38,18 @@ bool carve_virtual_create(struct carve_state *s, uint64_t handle, unsigned card,
 
 /* A handle of memory that others made, and are charged for. */
 void carve_virtual_imported(struct carve_state *s, uint64_t handle, unsigned card);
+
+/* A descriptor of a block was made. What was known by its number must have been closed, and is what comes back. */
+struct carve_gone carve_virtual_exported(struct carve_state *s, uint64_t handle, int descriptor);
+/* A handle that was had of a descriptor: false unless that is one of this process' own. */
+bool carve_virtual_own(struct carve_state *s, uint64_t handle, int descriptor);
+/* Gives back blocks whose last descriptor was closed. */
+void carve_virtual_look_slowly(struct carve_state *s);
+static inline void carve_virtual_look(struct carve_state *s) {
+    if (CARVE_UNLIKELY(__atomic_load_n(&s->virtual.kept, __ATOMIC_ACQUIRE) != 0)) {
+        carve_virtual_look_slowly(s);
+    }
+}
 
 /* A handle was released. */
 struct carve_gone carve_virtual_release(struct carve_state *s, uint64_t handle);

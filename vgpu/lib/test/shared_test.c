@@ -119,6 +119,64 @@ static void share(void) {
     check(own_used() == bare && truth(0, getpid()) == bare, "and is charged for its context alone (%zu, %zu)", own_used(), truth(0, getpid()));
 }
 
+static uint64_t on_card(void) {
+    nvmlMemory_v2_t m = {.version = NVML_MEMORY_V2_VERSION};
+    return REAL(nvmlDeviceGetMemoryInfo_v2)(real_cards[0], &m) == NVML_SUCCESS ? m.used : UINT64_MAX;
+}
+
+/* Closed descriptors are noticed when somebody looks, within moments. */
+static bool card_has(uint64_t bytes) {
+    for (int i = 0; i < 10000 && on_card() != bytes; i++) {
+        usleep(1000);
+    }
+    return on_card() == bytes;
+}
+
+/* Memory of which nothing but descriptors is left, or that comes back by one. */
+static void descriptors(void) {
+    CUcontext context;
+    CUmemGenericAllocationHandle handle[4] = {0}, again = 0, q = 7;
+    CUdeviceptr space = 0, p = 0;
+    int fd[4] = {-1, -1, -1, -1};
+    CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+    a = start(1300, 1300, CARVE_LIMITS_SELF_VISIBLE);
+    check(card_has(0) && a.cuCtxCreate_v2(&context, 0, 0) == CUDA_SUCCESS, "a context is all that a card has");
+    uint64_t bare = box_used(0);
+    for (int i = 0; i < 2; i++) {
+        check(CALL(cuMemCreate)(&handle[i], 400 * MIB, &property, 0) == CUDA_SUCCESS && CALL(cuMemExportToShareableHandle)(&fd[i], handle[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS && CALL(cuMemRelease)(handle[i]) == CUDA_SUCCESS,
+              "a block of which a descriptor is left");
+        check(box_used(0) == bare + (uint64_t)(i + 1) * 400 * MIB && card_has(box_used(0)), "is charged as the card has it");
+    }
+    check(CALL(cuMemCreate)(&q, 400 * MIB, &property, 0) == CUDA_ERROR_OUT_OF_MEMORY && q == 7, "nobody gets its place");
+    check(CALL(cuMemImportFromShareableHandle)(&again, (void *)(intptr_t)fd[0], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS && box_used(0) == bare + 800 * MIB, "a handle that is had of it is one more of the same");
+    close(fd[0]);
+    check(CALL(cuMemAddressReserve)(&space, 400 * MIB, 0, 0, 0) == CUDA_SUCCESS && CALL(cuMemMap)(space, 400 * MIB, 0, again, 0) == CUDA_SUCCESS && CALL(cuMemRelease)(again) == CUDA_SUCCESS && own_line()->imported_bytes == 0, "it is mapped, and no import");
+    check(info(&a).free == 1300 * MIB - bare - 800 * MIB && card_has(bare + 800 * MIB), "and charged");
+    check(CALL(cuMemUnmap)(space, 400 * MIB) == CUDA_SUCCESS && box_used(0) == bare + 400 * MIB && card_has(box_used(0)), "unmapped, it is gone");
+    close(fd[1]);
+    check(card_has(bare) && info(&a).free == 1300 * MIB - bare && box_used(0) == bare, "so is the other when its descriptor is closed");
+    /* The usual way: sent to somebody and closed. */
+    check(CALL(cuMemCreate)(&handle[0], 400 * MIB, &property, 0) == CUDA_SUCCESS && CALL(cuMemExportToShareableHandle)(&fd[0], handle[0], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS && close(fd[0]) == 0, "a block with a descriptor that is closed");
+    check(CALL(cuMemExportToShareableHandle)(&fd[1], handle[0], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS && fd[1] == fd[0], "and one that has its number");
+    check(CALL(cuMemRelease)(handle[0]) == CUDA_SUCCESS && box_used(0) == bare + 400 * MIB && card_has(box_used(0)), "is there as long as that is open");
+    check(dup2(0, fd[1]) == fd[1] && a.cuMemAlloc_v2(&p, 800 * MIB) == CUDA_SUCCESS && box_used(0) == bare + 800 * MIB && card_has(box_used(0)), "and not when another file is");
+    check(a.cuMemFree_v2(p) == CUDA_SUCCESS, "freed");
+    for (int i = 0; i < 200; i++) { /* places on the list are used again */
+        for (int k = 0; k < 3; k++) {
+            if (CALL(cuMemCreate)(&handle[k], 2 * MIB, &property, 0) != CUDA_SUCCESS || CALL(cuMemExportToShareableHandle)(&fd[k], handle[k], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS) {
+                exit(4);
+            }
+        }
+        for (int k = 0; k < 3; k++) {
+            i % 2 == 0 ? (void)CALL(cuMemRelease)(handle[k]) : (void)close(fd[k]);
+        }
+        for (int k = 0; k < 3; k++) {
+            i % 2 == 0 ? (void)close(fd[k]) : (void)CALL(cuMemRelease)(handle[k]);
+        }
+    }
+    check(info(&a).free == 1300 * MIB - bare && box_used(0) == bare && card_has(bare), "six hundred of them leave nothing behind");
+}
+
 static int run(void *scenario) {
     ((void (*)(void))scenario)();
     return 0;
@@ -130,5 +188,8 @@ int main(int argc, char **argv) {
         return tap_done() != 0 || result != 0;
     }
     check(in_child(run, (void *)share) == 0, "shared memory: ran to its end");
+    if (dlsym(dlopen("libcuda.so.1", RTLD_NOW), "softgpu_clock_ns") != NULL) { /* by the card's figure, which others may change */
+        check(in_child(run, (void *)descriptors) == 0, "descriptors: ran to its end");
+    }
     return tap_done();
 }

@@ -521,6 +521,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { (void)handle; return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags) { (void)shareable, (void)handle, (void)type, (void)flags; return CUDA_ERROR_NOT_SUPPORTED; }
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) { (void)handle, (void)address; return CUDA_ERROR_NOT_SUPPORTED; }
 CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
     (void)pointer, (void)bytes, (void)offset, (void)handle, (void)flags;
