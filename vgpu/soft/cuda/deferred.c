@@ -26,6 +26,7 @@ typedef struct deferred {
 } deferred;
 
 static deferred *first, **last = &first; /* in the order of their entries */
+static deferred *frees;                  /* which nothing else has to wait for */
 static unsigned int gates;
 
 /* ---- the worker's bed ---------------------------------------------------- */
@@ -66,6 +67,7 @@ static bool look(bool worker) {
   soft_sched_advance(region, soft_now(region));
   if (worker && slot) slot->gates_ready = 0;
   for (deferred *d = first; d; d = d->next) look_at(d);
+  for (deferred *d = frees; d; d = d->next) look_at(d);
   soft_unlock(region);
   return true;
 }
@@ -149,9 +151,24 @@ static bool run_once(void) {
   return opened;
 }
 
+static void run_frees(void) {
+  for (deferred **link = &frees; *link;) {
+    deferred *d = *link;
+    if (!d->done) {
+      link = &d->next;
+      continue;
+    }
+    *link = d->next;
+    if (!d->op.ctx->destroyed) operation_effect(&d->op);
+    operation_clear(&d->op);
+    free(d);
+  }
+}
+
 void deferred_run(void) {
   while (first && look(false) && run_once()) {
   }
+  if (frees && look(false)) run_frees();
 }
 
 bool deferred_any(void) { return first != NULL; }
@@ -259,6 +276,28 @@ CUresult deferred_effect(const stream *on, const operation *op, soft_entry entry
   deferred *d = first ? item_for(op) : NULL; /* without memory for that: now */
   if (d) append(d, where, number);
   else operation_effect(op);
+  return CUDA_SUCCESS;
+}
+
+bool deferred_freed(CUdeviceptr pointer) {
+  for (const deferred *d = frees; d; d = d->next)
+    if (d->op.pointer == pointer) return true;
+  return false;
+}
+
+CUresult deferred_free(const stream *on, const operation *op) {
+  if (deferred_freed(op->pointer)) return CUDA_ERROR_INVALID_VALUE;
+  deferred *d = item_for(op);
+  if (!d) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = work_submit(on->owner, on, (soft_entry){.kind = SOFT_ENTRY_EVENT}, &d->queue, &d->seq);
+  if (result != CUDA_SUCCESS) {
+    operation_clear(&d->op);
+    free(d);
+    return result;
+  }
+  d->next = frees;
+  frees = d;
+  deferred_run();
   return CUDA_SUCCESS;
 }
 

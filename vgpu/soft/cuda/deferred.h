@@ -24,6 +24,11 @@ bool deferred_any(void);
 /* Queues a gate: HOST, or BATCH_MEM_OP with a wait in it. */
 CUresult deferred_gate(const stream *on, const operation *op, uint32_t *queue, uint64_t *seq);
 
+/* Queues the free of memory that no pool has: what went before in the stream may still use it, gate or no gate. */
+CUresult deferred_free(const stream *on, const operation *op);
+/* Whether it is to be freed so: nobody else may. */
+bool deferred_freed(CUdeviceptr pointer);
+
 /* Does what is due, and opens gates whose value has come. */
 void deferred_run(void);
 

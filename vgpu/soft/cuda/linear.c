@@ -3,6 +3,7 @@
 
 #include "../state/ledger.h"
 #include "../state/lock.h"
+#include "deferred.h"
 #include "managed.h"
 
 /* Rows start on 512 bytes, the texture alignment of every model. */
@@ -21,6 +22,7 @@ static CUresult info(uint64_t *free_bytes, uint64_t *total_bytes) {
   soft_region *region = &the_driver.region;
   const soft_card *card = context_card(ctx);
   managed_settle(ctx->card);
+  deferred_run();
   soft_error error = soft_lock(region, SOFT_PATIENCE_MS);
   if (error != SOFT_OK) LEAVE(driver_from(error));
   soft_ledger_sweep(region, false);
@@ -53,6 +55,7 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes
 static CUresult allocate(CUdeviceptr *out, uint64_t bytes, bool low) {
   CURRENT(ctx);
   SAFE();
+  deferred_run(); /* what a stream has come to is free by now */
   LEAVE(memory_allocate(ctx, bytes, low, out));
 }
 
@@ -114,7 +117,7 @@ static CUresult release(CUdeviceptr pointer) {
   /* the driver lets what may still use the memory finish first */
   CUresult result = work_wait(ctx, SOFT_ALL_STREAMS, SOFT_FOREVER, work_spins(ctx));
   if (result != CUDA_SUCCESS) LEAVE(result);
-  LEAVE(memory_free(pointer));
+  LEAVE(deferred_freed(pointer) ? CUDA_ERROR_INVALID_VALUE : memory_free(pointer));
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) { return release(pointer); }

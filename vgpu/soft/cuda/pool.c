@@ -303,8 +303,11 @@ static CUresult release(CUdeviceptr pointer, CUstream handle, bool per_thread) {
   if (result != CUDA_SUCCESS) LEAVE(result);
   operation op = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .ctx = on->owner, .pointer = pointer};
   if (stream_capturing(on)) LEAVE(free_in_graph(on, &op));
-  if (graph_memory_end(pointer) || deferred_any()) LEAVE(free_later(on, &op));
-  LEAVE(memory_free(pointer));
+  if (graph_memory_end(pointer)) LEAVE(free_later(on, &op));
+  allocation found;
+  bool pooled = pool_allocation_at(pointer, &found);
+  if (!pooled && allocation_at(pointer, &found) && found.base == pointer && found.in->owner && !found.in->opaque) LEAVE(deferred_free(on, &op));
+  LEAVE(deferred_any() ? free_later(on, &op) : memory_free(pointer));
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream on) { return release(pointer, on, false); }

@@ -291,6 +291,31 @@ static void occupancy(void) {
   check_equal(clock_ns() - from, 2000000, "blocks that fill a multiprocessor's shared memory come in waves");
 }
 
+/* Memory of cuMemAlloc that is freed in a stream: the card has it until the stream is there. */
+static void freed_in_stream(void) {
+  CUstream on = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+  CUdeviceptr p = 0, q = 0;
+  uint64_t before = cuda_free_bytes();
+  check_equal(CUDA(cuMemAlloc_v2)(&p, 100 * MIB), CUDA_SUCCESS, "a block");
+  spin(5000000, on);
+  check_equal(CUDA(cuMemFreeAsync)(p, on), CUDA_SUCCESS, "is freed behind a kernel");
+  check_equal(cuda_free_bytes(), before - 100 * MIB, "and is there as long as that runs");
+  check_equal(CUDA(cuMemFreeAsync)(p, on), CUDA_ERROR_INVALID_VALUE, "it can't be freed again");
+  check_equal(CUDA(cuStreamSynchronize)(other), CUDA_SUCCESS, "another stream is waited for");
+  check_equal(cuda_free_bytes(), before - 100 * MIB, "which doesn't matter");
+  check_equal(CUDA(cuMemAlloc_v2)(&q, before - 50 * MIB), CUDA_ERROR_OUT_OF_MEMORY, "nobody gets its place");
+  check_equal(CUDA(cuStreamSynchronize)(on), CUDA_SUCCESS, "its own is");
+  check_equal(cuda_free_bytes(), before, "it is free");
+  check_equal(CUDA(cuMemAlloc_v2)(&p, 100 * MIB), CUDA_SUCCESS, "a block");
+  check_equal(CUDA(cuMemFreeAsync)(p, on), CUDA_SUCCESS, "that is freed in a stream with nothing in it");
+  check_equal(cuda_free_bytes(), before, "is free at once");
+  check_equal(CUDA(cuMemAlloc_v2)(&p, 100 * MIB), CUDA_SUCCESS, "a block");
+  spin(5000000, on);
+  check_equal(CUDA(cuMemFreeAsync)(p, on), CUDA_SUCCESS, "that is freed behind a kernel");
+  check_equal(CUDA(cuMemFree_v2)(p), CUDA_ERROR_INVALID_VALUE, "can't be freed otherwise");
+  check_equal(cuda_free_bytes(), before, "and is free");
+}
+
 int main(void) {
   root_make("--card", "a30", "--seed", "3", "--clock", "virtual", NULL);
   check_equal(start_cuda(0), CUDA_SUCCESS, "start");
@@ -298,6 +323,7 @@ int main(void) {
   host_functions();
   values();
   behind_a_value();
+  freed_in_stream();
   grids();
   occupancy();
   return finish();
