@@ -132,9 +132,14 @@ type Tenant struct {
 	// Processes are those that ever used the card and live.
 	Processes []*Process
 
+	inForce     uint32 // what it has of SharePPM at the moment
 	borrowUntil int64
 	borrowedAt  int64
 }
+
+// InForcePPM is the part of the card that the tenant's processes have together, after each
+// Tick: SharePPM, or less where more is asked for than there is.
+func (t *Tenant) InForcePPM() uint32 { return t.inForce }
 
 func (t *Tenant) demanding(now int64) bool {
 	for _, p := range t.Processes {
@@ -300,6 +305,7 @@ func (c *Card) divide(t *Tenant, now int64, demanded uint64) {
 	if demanded > soldPPM {
 		share = share * soldPPM / demanded
 	}
+	t.inForce = uint32(max(share, 1))
 	active := uint64(0)
 	for _, p := range t.Processes {
 		if p.demanding(now) {

@@ -135,6 +135,16 @@ func (f *ComputeFile) Look(card int, now, truthEvery, ahead int64, p Pace) error
 	})
 }
 
+// SetShare publishes the part of a card, in millionths, that the container's processes have together at this
+// moment: what one has that the node hasn't seen yet. 0: not known.
+func (f *ComputeFile) SetShare(card int, ppm uint32) error {
+	at, err := f.card(card)
+	if err != nil {
+		return err
+	}
+	return f.write(func() { atomic.StoreUint64(f.word64(at+computeContainerAt), uint64(ppm)) })
+}
+
 // SetTerms publishes the terms of the process that has a slot. Where others stood there before, no process
 // takes a mixture of both.
 func (f *ComputeFile) SetTerms(card int, o Owner, t Terms) error {

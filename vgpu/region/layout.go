@@ -102,6 +102,7 @@ const (
 	computeHeartbeatAt = 0
 	computeTruthAt     = 8
 	computeAheadAt     = 16
+	computeContainerAt = 24
 	computePaceAt      = 48
 	computeTermsAt     = 16448
 

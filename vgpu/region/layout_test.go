@@ -78,7 +78,7 @@ func TestEveryNumberIsTheHeaders(t *testing.T) {
 		at("carve_limits", "compute", limitsComputeAt), {"CARVE_COMPUTE_AT", computeAt},
 		size("carve_compute_card", computeCardBytes),
 		at("carve_compute_card", "heartbeat_ns", computeHeartbeatAt), at("carve_compute_card", "truth_ns", computeTruthAt),
-		at("carve_compute_card", "ahead_ns", computeAheadAt), at("carve_compute_card", "pace", computePaceAt),
+		at("carve_compute_card", "ahead_ns", computeAheadAt), at("carve_compute_card", "container_ppm", computeContainerAt), at("carve_compute_card", "pace", computePaceAt),
 		at("carve_compute_card", "terms", computeTermsAt),
 		at("carve_pace", "count", paceCountAt), at("carve_pace", "contexts", paceContextsAt), at("carve_pace", "most", paceMostAt),
 		at("carve_pace", "points", pacePointsAt), {"CARVE_PACE_POINTS", pacePoints}, size("carve_pace_point", pacePointBytes),

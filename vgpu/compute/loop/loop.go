@@ -26,6 +26,10 @@ const (
 	// work for restAfter are looked at that often only: a look costs system calls.
 	ownersEvery = int64(10 * time.Millisecond)
 	restAfter   = int64(100 * time.Millisecond)
+	// fewOwners is how many processes of a container with work are looked for each time:
+	// one that runs them one after another has another one by then, and how many work is
+	// what the pace is made of.
+	fewOwners = 16
 	// watchPeriod is that of cards of which nobody has a share of compute.
 	watchPeriod = 100 * time.Millisecond
 	// quietAfter is how long a card is looked at often after its last work.

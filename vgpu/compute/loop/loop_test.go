@@ -145,7 +145,7 @@ func start(t *testing.T, i int, m sim.Member, seed uint64, p plan, more string) 
 		t.Fatal(err)
 	}
 	err = region.CreateLimits(limits, region.Limits{SelfVisible: true, Cards: []region.Card{{
-		UUID: uuid, LimitBytes: 4 << 30, ComputePPM: m.SharePPM, ComputeFixed: !m.Elastic,
+		UUID: uuid, LimitBytes: 40 << 30, ComputePPM: m.SharePPM, ComputeFixed: !m.Elastic,
 	}}})
 	if err == nil {
 		err = region.CreateUsage(usage)
@@ -162,7 +162,11 @@ func start(t *testing.T, i int, m sim.Member, seed uint64, p plan, more string) 
 	if m.Program.BurstWork > 0 {
 		args += fmt.Sprintf(" --burst %dns --think %dns", m.Program.BurstWork, m.Program.ThinkTime)
 	}
-	args += " " + more
+	if strings.HasPrefix(more, "chain ") {
+		args = fmt.Sprintf("chain --wait --for %dns %s", p.length(), strings.TrimPrefix(more, "chain "))
+	} else {
+		args += " " + more
+	}
 	probe, err := filepath.Abs(filepath.Join(softDir, "build/gpuprobe"))
 	if err != nil {
 		t.Fatal(err)

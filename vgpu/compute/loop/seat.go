@@ -29,6 +29,7 @@ type member struct {
 	said   []region.ComputeUsage
 	known  []bool
 	fault  error
+	share  uint32 // of all together, as published
 	// ownersAt is when the owners were read, workedAt when one of them had work last.
 	ownersAt, workedAt int64
 }
@@ -118,7 +119,7 @@ const mostTime = int64(1) << 60
 // read follows what the container's processes say. What can't be read leaves them as
 // they were.
 func (m *member) read(now int64) {
-	fresh := m.ownersAt == 0 || now-m.ownersAt >= ownersEvery
+	fresh := m.ownersAt == 0 || now-m.ownersAt >= ownersEvery || len(m.owners) <= fewOwners && now-m.workedAt <= restAfter
 	if !fresh && now-m.workedAt > restAfter {
 		return
 	}
@@ -190,6 +191,10 @@ func (m *member) publish(now int64, c *card, pace region.Pace) error {
 		return m.fault
 	}
 	err := m.seat.limits.Look(m.index, now, int64(c.truthEvery), c.ahead(), pace)
+	if share := m.tenant.InForcePPM(); share != m.share {
+		err = errors.Join(err, m.seat.limits.SetShare(m.index, share))
+		m.share = share
+	}
 	for _, p := range m.byName {
 		t := region.Terms{
 			CorrectionNS: p.Terms.Correction, SharePPM: p.Terms.SharePPM, Gate: gateOf(p.Terms.Gate), Borrow: p.Terms.Borrow,

@@ -159,7 +159,8 @@ struct carve_compute_card {
     uint64_t heartbeat_ns; /* when the agent looked last; 0: never */
     uint64_t truth_ns;     /* how often it corrects */
     uint64_t ahead_ns;     /* estimated work that a process may have on the card at once */
-    uint64_t reserved[3];
+    uint64_t container_ppm; /* share of the card that all processes of the container have together, at this moment; 0: not known */
+    uint64_t reserved[2];
     struct carve_pace pace;
     struct carve_compute_terms terms[CARVE_MAX_SLOTS];
     uint8_t reserved_tail[4032];
@@ -222,6 +223,16 @@ struct carve_usage_line {
 
 #define CARVE_COMPUTE_WAITING (1ull << 63) /* a launch is held back */
 
+/* What the processes of the container have of one card together, those that have ended and those to come. The container
+ * earns GPU time at its share, and what it uses moves spent_to_ns: the time by which it has earned all that its
+ * processes paid or have out. Later than now: it owes. What it saved up is the time since then, within a cap. Written by
+ * all processes in one step each. */
+struct carve_purse {
+    uint64_t spent_to_ns;
+    uint64_t first_ns; /* what functions took when they ran first, on average of late; 0: not known */
+    uint64_t reserved[6];
+};
+
 /* Who takes a slot counts that in mark before the first charge, and raises high_water if need be. Who lowers
  * high_water reads mark, then looks at the slots, then exchanges mark if it is as it was: so either a slot that is
  * taken meanwhile is seen, or the exchange fails. It is never lowered from CARVE_MAX_SLOTS, where the agent puts it in
@@ -240,7 +251,9 @@ struct carve_usage {
             uint32_t claims;     /* grows by one with each slot taken and each lowering of high_water */
         };
     };
-    uint8_t reserved_page[4064];
+    uint8_t reserved_page[32];
+    struct carve_purse purses[CARVE_MAX_CARDS];
+    uint8_t reserved_tail[3008];
     struct carve_process processes[CARVE_MAX_SLOTS];
     /* lines[card][slot]: a column per card, cards in the order of the limits file */
     struct carve_usage_line lines[CARVE_MAX_CARDS][CARVE_MAX_SLOTS];
@@ -293,6 +306,7 @@ CARVE_AT(carve_limits, live, 2240);
 _Static_assert(sizeof(struct carve_compute_card) == 9 * 4096, "a card's compute is nine pages");
 CARVE_AT(carve_compute_card, truth_ns, 8);
 CARVE_AT(carve_compute_card, ahead_ns, 16);
+CARVE_AT(carve_compute_card, container_ppm, 24);
 CARVE_AT(carve_compute_card, pace, 48);
 CARVE_AT(carve_compute_card, terms, 16448);
 CARVE_AT(carve_pace, contexts, 8);
@@ -324,6 +338,7 @@ CARVE_AT(carve_usage_line, committed_ns, 104);
 CARVE_AT(carve_usage_line, credit_ns, 112);
 CARVE_AT(carve_usage_line, credit_at_ns, 120);
 
+_Static_assert(sizeof(struct carve_purse) == 64, "a purse is one cache line");
 _Static_assert(sizeof(struct carve_usage) == CARVE_USAGE_SIZE, "the usage file's size");
 CARVE_AT(carve_usage, abi, 8);
 CARVE_AT(carve_usage, size, 12);
@@ -332,6 +347,7 @@ CARVE_AT(carve_usage, card_count, 20);
 CARVE_AT(carve_usage, mark, 24);
 CARVE_AT(carve_usage, high_water, 24);
 CARVE_AT(carve_usage, claims, 28);
+CARVE_AT(carve_usage, purses, 64);
 CARVE_AT(carve_usage, processes, 4096);
 CARVE_AT(carve_usage, lines, 4096 + 128 * 1024);
 

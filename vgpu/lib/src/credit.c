@@ -149,6 +149,8 @@ static void issue(struct carve_credit *credit, struct carve_cost *cost, uint64_t
         credit->sweep++;
         cost->sweep = credit->sweep;
     }
+    ticket->unseen = cost->samples == 0 && cost->estimate_ns == 0;
+    credit->unseen += ticket->unseen;
     if (credit->outstanding++ == 0) {
         credit->since = now;
     }
@@ -173,6 +175,9 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
         credit->credit_ns = most(credit->credit_ns, -CARVE_CREDIT_BORROW_NS);
     }
     int64_t short_of = credit->committed_ns - credit->credit_ns;
+    if (terms->owes_to > now) {
+        short_of = most(short_of, (int64_t)((terms->owes_to - now) / 1000000u * terms->share_ppm) + 1);
+    }
     if (short_of > 0 && terms->gate != CARVE_TURN && !terms->borrow) {
         /* What is out will be paid when it is done, and the agent counts us as busy until then. */
         if (credit->outstanding != credit->late) {
@@ -199,6 +204,7 @@ enum carve_verdict carve_credit_ask(struct carve_credit *credit, struct carve_co
 static void pay_nothing(struct carve_credit *credit, const struct carve_ticket *ticket) {
     credit->late -= ticket->late;
     credit->stuck -= ticket->stuck;
+    credit->unseen -= ticket->unseen;
     if (--credit->outstanding == 0) {
         credit->since = 0;
     }
@@ -233,6 +239,7 @@ void carve_credit_refused(struct carve_credit *credit, struct carve_cost *cost, 
     credit->committed_ns -= ticket->swept_ns;
     credit->credit_ns -= ticket->swept_ns;
     credit->charged_ns += ticket->swept_ns;
+    credit->unseen -= ticket->unseen;
     if (--credit->outstanding == 0) {
         credit->since = 0;
     }
@@ -262,6 +269,7 @@ static void pay(struct carve_credit *credit, const struct carve_ticket *ticket, 
     credit->out -= ticket->out;
     credit->late -= ticket->late;
     credit->stuck -= ticket->stuck;
+    credit->unseen -= ticket->unseen;
     if (--credit->outstanding != 0) {
         credit->since = credit->since > credit->last_end ? credit->since : credit->last_end;
         return;
@@ -330,5 +338,7 @@ void carve_credit_late(struct carve_credit *credit, struct carve_ticket *ticket,
     ticket->swept_ns = ticket->committed_ns = 0;
     ticket->out = 0;
     ticket->late = true;
+    credit->unseen -= ticket->unseen;
+    ticket->unseen = false;
     ticket->stuck = begun == 0;
 }

@@ -65,6 +65,7 @@ struct carve_terms {
     bool elastic;          /* may borrow at times */
     bool borrow;           /* may borrow now */
     bool beside;           /* others have work on the card */
+    uint64_t owes_to;      /* the container owes until then, which holds this process off; 0: its own account says all */
     int64_t correction;    /* sum of all corrections since the start */
     uint64_t truth_ns;     /* how often the agent corrects */
     int64_t ahead_ns;      /* estimated work that may be on the card at once */
@@ -100,6 +101,7 @@ struct carve_credit {
     uint32_t stuck;       /* of these, that weren't seen to be on the card */
     uint32_t out;         /* launches of which it isn't known that they are done, late ones aside */
     uint32_t tail;        /* of them, that no ticket stands for */
+    uint32_t unseen; /* tickets of functions that never ran, at CARVE_COST_UNSEEN_NS */
     uint32_t sweep;
     uint32_t sweep_at; /* that many in the tail with this one, and it stands for all */
     uint32_t random;
@@ -112,6 +114,7 @@ struct carve_ticket {
     bool sampled;         /* begin and end must be found out, and carve_credit_done called */
     bool late;            /* nobody waits for it */
     bool stuck;           /* and it wasn't seen to be on the card */
+    bool unseen;          /* nothing was known of its function */
     uint32_t launches;    /* of its function, that it stands for */
     uint32_t out;         /* launches that it stands for, swept ones and all; 0: late */
     int64_t estimate_ns;  /* of this one */

@@ -7,6 +7,7 @@ enum {
     PASSES = 8, /* of one look, for those who wanted one meanwhile */
 };
 
+#define FIRST_MOST_NS 1000000000000ull /* more is nonsense */
 #define BASE_LASTS_MS 8000.0f /* a float of milliseconds is good to a microsecond up to here */
 #define BASE_LASTS_NS 8000000000ull
 
@@ -162,7 +163,12 @@ static void land(struct carve_state *s, struct carve_throttle *t, unsigned card,
         place_event(e, times->begin, f->launched_at, now);
         place_event(e, times->end, f->launched_at, now);
         uint64_t begin = e->high + (uint64_t)((double)times->begin * 1e6), end = e->high + (uint64_t)((double)times->end * 1e6);
+        bool first = cost->samples == 0;
         carve_credit_done(&t->credit, cost, &f->ticket, share, begin, end, &carve_throttle_card(s, card)->pace, now);
+        if (first && cost->samples == 1 && cost != &nobody) {
+            uint64_t *mean = &t->purse->first_ns, old = __atomic_load_n(mean, __ATOMIC_RELAXED), took = (uint64_t)(cost->estimate_ns > 0 ? cost->estimate_ns : 1);
+            __atomic_store_n(mean, old == 0 || old > FIRST_MOST_NS ? took : (3 * old + took) / 4 + 1, __ATOMIC_RELAXED);
+        }
         if (times->end > BASE_LASTS_MS) {
             CUevent old = e->base;
             uint64_t later = (uint64_t)((double)times->end * 1e6);

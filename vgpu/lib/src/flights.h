@@ -51,6 +51,12 @@ struct carve_throttle {
     carve_lock_t lock;
     uint32_t owner; /* what is in terms that are ours */
     struct carve_credit credit;
+    int64_t spent_ns;        /* of it, that the container's purse knows of */
+    uint32_t container_ppm;  /* at the last look at the terms; 0: there is no purse */
+    double stretch;          /* the time in which that earns a nanosecond */
+    struct carve_purse *purse;
+    bool begun;              /* with what the container had */
+    bool loan;               /* it may owe, at the last look */
     bool looking;    /* a thread asks the driver for events */
     bool look_again; /* another wanted to meanwhile */
     uint32_t holds;  /* no look may begin: contexts are going */

@@ -6,6 +6,7 @@
 #include "contexts.h"
 #include "limits.h"
 #include "measure.h"
+#include "throttle.h"
 
 uint32_t carve_start_refused;
 
@@ -86,6 +87,9 @@ CARVE_EXPORT CUresult cuInit(unsigned int flags) {
     struct carve_state *s = carve_state();
     if (s != NULL && carve_limits_facts(s->limits, &facts) && (facts.flags & CARVE_LIMITS_SELF_VISIBLE) != 0) {
         carve_measure_prepare();
+    }
+    if (s != NULL && carve_compute_divided(s)) {
+        carve_mark_gone(s);
     }
     bool good = s == NULL || all_held(d, s);
     /* The driver has started all the same: contexts are refused from here on, too. */

@@ -124,10 +124,7 @@ bool carve_owner_gone(struct carve_state *s, uint32_t slot) {
     default:
         return false; /* while it is being claimed, the fields may still be a former owner's */
     }
-    if (!s->slot_taken) {
-        return false;
-    }
-    uint64_t mine = s->usage->processes[s->slot].pid_namespace;
+    uint64_t mine = s->self.pid_namespace;
     if (mine == 0 || p->pid_namespace == 0) {
         /* One of the two has no /proc, so the pid may be of another namespace. Good enough to wait for the agent, who
          * finds out, and not to say that it is dead. */
@@ -140,6 +137,20 @@ bool carve_owner_gone(struct carve_state *s, uint32_t slot) {
     (void)__atomic_compare_exchange_n(&p->state_pid, &word, CARVE_STATE_PID(CARVE_SLOT_DYING, CARVE_PID(word)), false,
                                       __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     return true;
+}
+
+void carve_mark_gone(struct carve_state *s) {
+    uint32_t high = carve_high_water(s), cards = s->limits->banks[__atomic_load_n(&s->limits->generation, __ATOMIC_ACQUIRE) & 1].card_count;
+    for (uint32_t i = 0; i < high; i++) {
+        bool works = false;
+        for (uint32_t c = 0; c < cards && c < CARVE_MAX_CARDS && !works; c++) {
+            const struct carve_usage_line *line = &s->usage->lines[c][i];
+            works = __atomic_load_n(&line->since_ns, __ATOMIC_RELAXED) != 0 || (__atomic_load_n(&line->committed_ns, __ATOMIC_RELAXED) & CARVE_COMPUTE_WAITING) != 0;
+        }
+        if (works) {
+            (void)carve_owner_gone(s, i);
+        }
+    }
 }
 
 /* Takes a slot as it was seen, if nobody was faster. */

@@ -337,4 +337,8 @@ bool carve_limits_good(struct carve_state *s, uint64_t generation);
 /* Whether the owner of a slot is gone, as far as this process can know. Marks the slot if that is sure. */
 bool carve_owner_gone(struct carve_state *s, uint32_t slot);
 
+/* Marks slots whose owners are gone though they say that they have work on a card, or wait for it: nobody takes that off
+ * but the agent, which looks less often than a container may run one process after the other. */
+void carve_mark_gone(struct carve_state *s);
+
 #endif

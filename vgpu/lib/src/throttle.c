@@ -8,6 +8,8 @@ enum { PROBES = 16 }; /* places of a function in the table of costs */
 #define LOOK_LEAST_NS 50000ull      /* between two looks at what is on the card, while a launch waits for that */
 #define LOOK_MOST_NS 1000000ull
 #define HEARTBEAT_LASTS_NS 100000000ull
+#define UNSEEN_MOST_NS 1000000000ull      /* that a function is taken to cost before it ran */
+#define PURSE_LONGEST_NS 3600000000000ull /* that a container can owe, or look back */
 /* One without a share of its own keeps to what others left for so long: an agent that starts anew takes seconds, and
  * what a program that is let go queues meanwhile is on the card for longer. */
 #define REST_LASTS_NS 10000000000ull
@@ -28,12 +30,80 @@ static void sleep_until(const struct carve_driver *d, uint64_t until, uint64_t n
     }
 }
 
+/* ------------------------------------------------------------------------------------------- purse */
+
+/* What the container earns in some time, and in which time it earns an amount. */
+static int64_t earned(const struct carve_throttle *t, uint64_t ns) { return (int64_t)(ns / 1000000u * t->container_ppm + ns % 1000000u * t->container_ppm / 1000000u); }
+static int64_t earning(const struct carve_throttle *t, int64_t amount) { return (int64_t)((double)amount * t->stretch); }
+
+/* Until when the container owes. Whoever writes nonsense into his own file is taken at his word up to an hour. */
+static uint64_t owes_to(const struct carve_throttle *t, uint64_t now) {
+    uint64_t to = __atomic_load_n(&t->purse->spent_to_ns, __ATOMIC_RELAXED);
+    return to > now && to - now > PURSE_LONGEST_NS ? now : to;
+}
+
+/* A process begins with what the container has, not with credit of its own, or a container that runs one after the other
+ * had that for each. As long as the container owes, it hasn't begun. */
+static void begin_with_purse(struct carve_throttle *t, uint64_t now) {
+    if (t->begun || t->container_ppm == 0) {
+        t->begun = true;
+        return;
+    }
+    uint64_t to = owes_to(t, now);
+    if (t->loan) {
+        uint64_t most = now + (uint64_t)earning(t, CARVE_CREDIT_BORROW_NS);
+        to = to < most ? to : most;
+    }
+    int64_t has = to > now ? -earned(t, to - now) : earned(t, now - to < PURSE_LONGEST_NS ? now - to : PURSE_LONGEST_NS);
+    t->credit.credit_ns = has < CARVE_CREDIT_IDLE_NS ? has : CARVE_CREDIT_IDLE_NS;
+    t->credit.refilled_at = now | 1;
+    t->begun = has >= 0 || t->loan;
+}
+
+/* What was borrowed is owed within a bound, as by the process that borrows. */
+static void forgive(struct carve_throttle *t, uint64_t now) {
+    uint64_t *purse = &t->purse->spent_to_ns, old = __atomic_load_n(purse, __ATOMIC_RELAXED);
+    uint64_t most = now + (uint64_t)earning(t, CARVE_CREDIT_BORROW_NS);
+    while (old > most && !__atomic_compare_exchange_n(purse, &old, most, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+/* What a function that never ran is taken to cost, where those before it took longer than functions do. */
+static uint64_t unseen(const struct carve_throttle *t) {
+    uint64_t first = __atomic_load_n(&t->purse->first_ns, __ATOMIC_RELAXED);
+    return first <= (uint64_t)CARVE_COST_UNSEEN_NS ? 0 : first < UNSEEN_MOST_NS ? first : UNSEEN_MOST_NS;
+}
+
+/* What was paid, or is out, since the purse heard of it last. */
+static void spend(struct carve_throttle *t, uint64_t now) {
+    const struct carve_credit *c = &t->credit;
+    int64_t spent = c->charged_ns + c->committed_ns - c->correction;
+    /* Nobody holds more back for a function that never ran than such ones take; but it may end before that shows. */
+    uint64_t first = __atomic_load_n(&t->purse->first_ns, __ATOMIC_RELAXED);
+    if (c->unseen != 0 && first != 0 && first < (uint64_t)CARVE_COST_UNSEEN_NS) {
+        spent -= (int64_t)c->unseen * (CARVE_COST_UNSEEN_NS - (int64_t)first);
+    }
+    int64_t more = spent - t->spent_ns;
+    if (more == 0 || t->container_ppm == 0) {
+        return;
+    }
+    t->spent_ns = spent;
+    uint64_t *purse = &t->purse->spent_to_ns, old = __atomic_load_n(purse, __ATOMIC_RELAXED), fresh;
+    uint64_t saved = (uint64_t)earning(t, c->demanding ? CARVE_CREDIT_MOST_NS : CARVE_CREDIT_IDLE_NS);
+    uint64_t least = now > saved ? now - saved : 0, most = now + PURSE_LONGEST_NS;
+    do {
+        fresh = old > now + PURSE_LONGEST_NS ? now : old < least ? least : old;
+        int64_t moved = (int64_t)fresh + earning(t, more);
+        fresh = moved < (int64_t)least ? least : (uint64_t)moved > most ? most : (uint64_t)moved;
+    } while (!__atomic_compare_exchange_n(purse, &old, fresh, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
 /* ------------------------------------------------------------------------------------------- terms */
 
 static bool others_work(const struct carve_compute_card *c) { return __atomic_load_n(&c->pace.most, __ATOMIC_RELAXED) > 1; }
 
 /* False where the card isn't divided for this process. */
-static bool read_terms(const struct carve_state *s, unsigned card, const struct carve_throttle *t, uint64_t now, struct carve_terms *terms) {
+static bool read_terms(const struct carve_state *s, unsigned card, struct carve_throttle *t, uint64_t now, struct carve_terms *terms) {
     const struct carve_compute_card *c = carve_throttle_card(s, card);
     const struct carve_compute_terms *mine = &c->terms[s->slot];
     const struct carve_limits_card *limits = &s->limits->banks[__atomic_load_n(&s->limits->generation, __ATOMIC_ACQUIRE) & 1].cards[card];
@@ -52,11 +122,24 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
         flags = 0;
     }
     uint64_t silent = now > heartbeat ? now - heartbeat : 0;
+    uint64_t container = __atomic_load_n(&c->container_ppm, __ATOMIC_RELAXED);
+    if (container == 0 || container > 1000000) {
+        container = granted;
+    }
     if (rest) {
         if (heartbeat == 0 || silent > REST_LASTS_NS) {
             return false; /* nobody has a share of this card, or no agent says what others leave */
         }
         granted = 1000000; /* until it has: a launch is paid, and no more than ahead_ns is on the card at once */
+    }
+    /* All that the container has, until the agent has seen this process. */
+    bool own = share != 0 && share <= 1000000;
+    if (!own) {
+        share = container != 0 ? (uint32_t)container : granted;
+    }
+    if (CARVE_UNLIKELY(t->container_ppm != container)) {
+        t->container_ppm = (uint32_t)container;
+        t->stretch = 1e6 / (double)container;
     }
     /* Nobody keeps a gate shut, or lends, but an agent that looks. */
     if (silent > HEARTBEAT_LASTS_NS) {
@@ -64,7 +147,7 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
     }
     uint64_t ahead = __atomic_load_n(&c->ahead_ns, __ATOMIC_RELAXED);
     *terms = (struct carve_terms){
-        .share_ppm = share == 0 || share > 1000000 ? granted : share,
+        .share_ppm = share,
         .gate = flags & CARVE_TERMS_GATE,
         .elastic = rest || (__atomic_load_n(&limits->flags, __ATOMIC_RELAXED) & CARVE_CARD_COMPUTE_FIXED) == 0,
         .borrow = (flags & CARVE_TERMS_BORROW) != 0,
@@ -72,7 +155,9 @@ static bool read_terms(const struct carve_state *s, unsigned card, const struct 
         .correction = correction,
         .truth_ns = __atomic_load_n(&c->truth_ns, __ATOMIC_RELAXED),
         .ahead_ns = ahead == 0 || ahead > 1000000000u ? 8000000 : (int64_t)ahead,
+        .owes_to = own || container == 0 ? 0 : owes_to(t, now),
     };
+    t->loan = terms->borrow || terms->gate == CARVE_TURN;
     return true;
 }
 
@@ -92,7 +177,8 @@ static bool quick(const struct carve_state *s, unsigned card, struct carve_throt
     return true;
 }
 
-static void publish(const struct carve_state *s, unsigned card, const struct carve_credit *c) {
+static void publish(const struct carve_state *s, unsigned card, struct carve_throttle *t, uint64_t now) {
+    const struct carve_credit *c = &t->credit;
     struct carve_usage_line *line = &s->usage->lines[card][s->slot];
     uint64_t sequence = line->compute_sequence | 1;
     __atomic_store_n(&line->compute_sequence, sequence, __ATOMIC_RELAXED);
@@ -104,6 +190,7 @@ static void publish(const struct carve_state *s, unsigned card, const struct car
     __atomic_store_n(&line->credit_ns, c->credit_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&line->credit_at_ns, c->refilled_at, __ATOMIC_RELAXED);
     __atomic_store_n(&line->compute_sequence, sequence + 1, __ATOMIC_RELEASE);
+    spend(t, now);
 }
 
 /* ------------------------------------------------------------------------------------------- costs */
@@ -130,7 +217,7 @@ static uint32_t cost_of(struct carve_throttle *t, const void *key, uint64_t gues
     t->used[oldest] = now;
     t->costs[oldest].samples = 0;
     t->costs[oldest].wild = 0;
-    t->costs[oldest].estimate_ns = (int64_t)guess_ns;
+    t->costs[oldest].estimate_ns = (int64_t)(guess_ns != 0 ? guess_ns : unseen(t));
     return oldest;
 }
 
@@ -147,6 +234,7 @@ static struct carve_throttle *throttle_of(struct carve_state *s, unsigned card) 
     }
     const struct carve_process *self = &s->usage->processes[s->slot];
     t->owner = carve_terms_owner(CARVE_PID(self->state_pid), self->start_ticks, self->image);
+    t->purse = &s->usage->purses[card];
     t->first = t->last = -1;
     for (int16_t i = 0; i < FLIGHTS; i++) {
         t->flights[i].next = i + 1 < FLIGHTS ? (int16_t)(i + 1) : -1;
@@ -225,11 +313,17 @@ static void wait_there(const struct carve_driver *d, struct carve_state *s, cons
             carve_unlock(&t->lock);
             return;
         }
+        if (CARVE_UNLIKELY(t->loan) && t->container_ppm != 0) {
+            forgive(t, now);
+        }
+        if (CARVE_UNLIKELY(!t->begun)) {
+            begin_with_purse(t, now);
+        }
         enum carve_verdict verdict = carve_credit_ask(&t->credit, &t->costs[l->cost], &terms, now, &l->ticket, &until);
         if (verdict == CARVE_GO) {
             break;
         }
-        publish(s, place->card, &t->credit);
+        publish(s, place->card, t, now);
         if (verdict == CARVE_WAIT_DONE) {
             until = next_look(since, now);
             if (now - since > LATE_NS && now - t->moved_at > LATE_NS) {
@@ -259,7 +353,7 @@ static void wait_there(const struct carve_driver *d, struct carve_state *s, cons
                 carve_flight_take_off(d, t, place->context, l);
             }
         }
-        publish(s, place->card, &t->credit);
+        publish(s, place->card, t, now);
     }
     carve_unlock(&t->lock);
 }
@@ -345,7 +439,7 @@ void carve_launch_over(const struct carve_driver *d, struct carve_state *s, stru
         if (t->keys[l->cost] == l->key) {
             carve_credit_refused(&t->credit, &t->costs[l->cost], &l->ticket);
         }
-        publish(s, l->card, &t->credit);
+        publish(s, l->card, t, carve_throttle_now(d));
         carve_unlock(&t->lock);
         return;
     }
@@ -373,7 +467,7 @@ void carve_launch_over(const struct carve_driver *d, struct carve_state *s, stru
         t->moved_at = now;
     }
     carve_flight_unlink(t, (int16_t)l->flight);
-    publish(s, l->card, &t->credit);
+    publish(s, l->card, t, carve_throttle_now(d));
     carve_unlock(&t->lock);
     carve_event_destroy(d, spare[0]);
     carve_event_destroy(d, spare[1]);
@@ -386,14 +480,14 @@ static void look_everywhere(const struct carve_driver *d, struct carve_state *s,
     }
     for (unsigned card = 0; card < CARVE_MAX_CARDS; card++) {
         struct carve_throttle *t = __atomic_load_n(&s->throttles[card], __ATOMIC_ACQUIRE);
-        if (t == NULL || __atomic_load_n(&t->flying, __ATOMIC_RELAXED) == 0) {
+        if (t == NULL || (__atomic_load_n(&t->flying, __ATOMIC_RELAXED) == 0 && __atomic_load_n(&t->credit.tail, __ATOMIC_RELAXED) == 0)) {
             continue;
         }
         uint64_t now = carve_throttle_now(d);
         carve_lock(&t->lock);
         if (read_terms(s, card, t, now, &terms)) {
             carve_flights_look(d, s, t, card, terms.share_ppm, begun);
-            publish(s, card, &t->credit);
+            publish(s, card, t, now);
         }
         carve_unlock(&t->lock);
     }
@@ -471,7 +565,7 @@ static void forget(const struct carve_driver *d, struct carve_state *s, unsigned
         }
         *e = (struct events){0}; /* the events go with their context */
     }
-    publish(s, card, &t->credit);
+    publish(s, card, t, now);
     carve_unlock(&t->lock);
 }
 

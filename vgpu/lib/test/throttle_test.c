@@ -185,6 +185,7 @@ static struct carve_state *fresh(uint32_t share_ppm) {
     memset(cards, 0, sizeof cards);
     memset(events, 0, sizeof events);
     memset(lines, 0, sizeof lines);
+    memset(usage.purses, 0, sizeof usage.purses);
     limits.compute = 1;
     limits.banks[0].cards[0].compute_ppm = share_ppm;
     limits.banks[0].cards[0].flags = CARVE_CARD_COMPUTE_FIXED;

@@ -16,6 +16,8 @@ static const char usage_text[] =
     "  gpuprobe load [--for TIME] [--kernels TIME,TIME...] [--streams N] [--seed N] [--sync]\n"
     "           [--burst TIME --think TIME] [--skip TIME --window TIME] [--wait] [--iteration-ps N]\n"
     "           [--rare N | --change TIME] [--capture] [--procs N]   work without end, to see what one gets\n"
+    "  gpuprobe chain [--for TIME] [--kernel TIME] [--launches N | --kill-after TIME] [--at-once N] [--wait]\n"
+    "                                         short processes one after another, to see what they get together\n"
     "  gpuprobe charges [--random TIME] [--seed N]   what each way to get memory costs, by the driver and by the share\n"
     "  gpuprobe refusals                      one page more than is free is refused, all that is free is had, in each way\n"
     "  gpuprobe costs [--launches]            nanoseconds that carve's library adds to the driver behind it\n"
@@ -64,7 +66,7 @@ int main(int argc, char **argv) {
   static const struct { const char *name; int (*run)(int, char **); } commands[] = {
       {"info", probe_info}, {"alloc", probe_alloc}, {"fill", probe_fill},       {"launch", probe_launch}, {"load", probe_load},
       {"race", probe_race}, {"paths", probe_paths}, {"symbols", probe_symbols}, {"serve", probe_serve},
-      {"charges", probe_charges}, {"refusals", probe_refusals}, {"costs", probe_costs}, {"slices", probe_slices},
+      {"charges", probe_charges}, {"refusals", probe_refusals}, {"costs", probe_costs}, {"slices", probe_slices}, {"chain", probe_chain},
   };
   if (argc < 2) {
     fputs(usage_text, stderr);

@@ -128,6 +128,7 @@ int probe_slices(int argc, char **argv);
 int probe_fill(int argc, char **argv);
 int probe_launch(int argc, char **argv);
 int probe_load(int argc, char **argv);
+int probe_chain(int argc, char **argv);
 int probe_race(int argc, char **argv);
 int probe_paths(int argc, char **argv);
 int probe_symbols(int argc, char **argv);
