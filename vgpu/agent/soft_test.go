@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/vgpu/gpu"
 	"github.com/carve-gpu/carve/vgpu/gpu/nvml"
+	"github.com/carve-gpu/carve/vgpu/native"
 	"github.com/carve-gpu/carve/vgpu/region"
 )
 
@@ -70,8 +72,9 @@ func startSoft() {
 			}
 		}
 	}
-	run("make", "-s", "-C", libDir)
-	run("make", "-s", "-C", softDir)
+	if soft.err = cmp.Or(native.Make(libDir), native.Make(softDir)); soft.err != nil {
+		return
+	}
 	dir, err := os.MkdirTemp("", "carve-agent-test-")
 	if err != nil {
 		soft.err = err

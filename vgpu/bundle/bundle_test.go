@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/carve-gpu/carve/vgpu/native"
 )
 
 // The folder that `make gpu-bundle` makes, unpacked where nothing else of the tree is
@@ -44,8 +46,17 @@ func makeBundle(dir string) error {
 	if err := os.Mkdir(filepath.Join(dir, "unpacked"), 0o755); err != nil {
 		return err
 	}
+	if err := native.Make("../soft"); err != nil {
+		return err
+	}
+	if err := native.Make("../lib", "all", "conformance"); err != nil {
+		return err
+	}
+	// What the runner is compiled of, and the packer.
+	if err := native.Sources("../../cmd/carve-gputest", "../../api", ".."); err != nil {
+		return err
+	}
 	for _, command := range [][]string{
-		{"make", "-s", "-C", "vgpu/soft"}, {"make", "-s", "-C", "vgpu/lib", "all", "conformance"},
 		{"go", "build", "-o", runner, "./cmd/carve-gputest"},
 		{"vgpu/bundle/pack.sh", packed, runner},
 		{"tar", "-C", filepath.Join(dir, "unpacked"), "-xzf", packed + ".tar.gz"},

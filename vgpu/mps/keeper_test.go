@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/native"
 )
 
 // softDir is the software GPU's, whose programs stand in for NVIDIA's.
@@ -54,10 +56,7 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := os.MkdirTemp("", "carve-mps-")
 	if err == nil {
-		var out []byte
-		if out, err = exec.Command("make", "-s", "-C", softDir).CombinedOutput(); err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
+		err = cmp.Or(native.Make(softDir), native.Sources("testdata/standin"))
 	}
 	if err == nil {
 		standin = filepath.Join(dir, "standin")

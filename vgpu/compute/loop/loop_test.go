@@ -27,6 +27,7 @@ import (
 	"github.com/carve-gpu/carve/vgpu/gpu"
 	"github.com/carve-gpu/carve/vgpu/gpu/nvml"
 	"github.com/carve-gpu/carve/vgpu/gpu/softclock"
+	"github.com/carve-gpu/carve/vgpu/native"
 	"github.com/carve-gpu/carve/vgpu/region"
 )
 
@@ -68,13 +69,15 @@ func TestMain(m *testing.M) {
 }
 
 func startSoft() error {
-	for _, command := range [][]string{
-		{"make", "-s", "-C", softDir}, {"make", "-s", "-C", libDir},
-		{filepath.Join(softDir, "build/softgpu"), "init", soft.root, "--card", "a100-80", "--seed", "1", "--clock", "virtual"},
-	} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%v: %w\n%s", command, err, out)
-		}
+	if err := native.Make(softDir); err != nil {
+		return err
+	}
+	if err := native.Make(libDir); err != nil {
+		return err
+	}
+	init := exec.Command(filepath.Join(softDir, "build/softgpu"), "init", soft.root, "--card", "a100-80", "--seed", "1", "--clock", "virtual")
+	if out, err := init.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w\n%s", init, err, out)
 	}
 	root := gpu.Root{Path: soft.root}
 	files, err := root.DriverFiles()

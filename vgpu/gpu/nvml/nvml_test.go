@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/carve-gpu/carve/vgpu/gpu"
+	"github.com/carve-gpu/carve/vgpu/native"
 )
 
 // rootOf, in the environment, makes this process answer questions about a
@@ -26,8 +27,8 @@ func TestMain(m *testing.M) {
 		answer(root)
 		return
 	}
-	if out, err := exec.Command("make", "-s", "-C", softDir).CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build the software GPU: %v\n%s", err, out)
+	if err := native.Make(softDir); err != nil {
+		fmt.Fprintln(os.Stderr, "build the software GPU:", err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
