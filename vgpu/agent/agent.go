@@ -170,6 +170,8 @@ type Agent struct {
 	// when one that a keeper left, and that couldn't be given back, is tried again.
 	cardWork    map[string]cardWork
 	releaseNext map[string]time.Time
+	// epochsKept are those of mps.epochs that the next process of the agent will know.
+	epochsKept map[string]uint64
 	// owed are those who wait for word that a card's MPS daemon serves again, by card.
 	owed map[string][]owed
 	// foreignModes are the compute modes of cards that somebody else has set, as was said.

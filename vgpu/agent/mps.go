@@ -89,7 +89,7 @@ func (a *Agent) recallMPS() {
 	now.epochs = epochs
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.mps = now
+	a.mps, a.epochsKept = now, epochs
 	a.recallOwed()
 }
 
@@ -293,6 +293,10 @@ func (a *Agent) lookAtMPS() {
 	a.mu.Unlock()
 	if remember {
 		a.remember(a.lastEpochs(), now.epochs)
+		a.mu.Lock()
+		a.epochsKept = now.epochs
+		a.wake()
+		a.mu.Unlock()
 	}
 	if more { // before they hear what makes them wait for it
 		a.keepOwed()
@@ -402,7 +406,9 @@ func (a *Agent) unready(cards []api.CardGrant) string {
 		m := a.mps.cards[c.Card]
 		name := a.cardName(c.Card)
 		switch {
-		case c.Mode == api.ModeMPS && m.state.Ready && m.wanted && !m.turning && m.fault == "" && a.mps.unserved == "":
+		case c.Mode == api.ModeMPS && m.state.Ready && m.wanted && !m.turning && m.fault == "" && a.mps.unserved == "" &&
+			// The next process of the agent takes who runs for one whom that daemon served.
+			a.epochsKept[c.Card] == m.state.Epoch:
 		case c.Mode == api.ModeMPS && a.mps.unserved != "":
 			return fmt.Sprintf("card %s has no MPS daemon: %s", name, a.mps.unserved)
 		case c.Mode == api.ModeMPS && m.fault != "":
