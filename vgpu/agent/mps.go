@@ -413,6 +413,8 @@ func (a *Agent) unready(cards []api.CardGrant) string {
 			return fmt.Sprintf("card %s has no MPS daemon: %s", name, a.mps.unserved)
 		case c.Mode == api.ModeMPS && m.fault != "":
 			return fmt.Sprintf("what became of the MPS daemon of card %s can't be read: %s", name, m.fault)
+		case c.Mode == api.ModeMPS && m.state.Ready && m.wanted && !m.turning:
+			return fmt.Sprintf("the MPS daemon of card %s serves, and who was there before it isn't known yet", name)
 		case c.Mode == api.ModeMPS && m.state.Error != "":
 			return fmt.Sprintf("the MPS daemon of card %s isn't ready: %s", name, m.state.Error)
 		case c.Mode == api.ModeMPS:

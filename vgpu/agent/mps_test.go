@@ -417,6 +417,7 @@ func TestWhoMayUseACard(t *testing.T) {
 		card        mpsCard
 		mps, others bool
 	}{
+		"served by a daemon that isn't kept": {mpsCard{wanted: true, state: serving(5)}, false, false},
 		"one that MPS never had":             {mpsCard{}, false, true},
 		"one that MPS has let go of":         {mpsCard{state: free}, false, true},
 		"served":                             {mpsCard{wanted: true, state: serving(4)}, true, false},
@@ -429,7 +430,7 @@ func TestWhoMayUseACard(t *testing.T) {
 		"free as far as it can be read":      {mpsCard{fault: "x"}, false, false},
 		"held to one process, nobody serves": {mpsCard{state: mps.State{Exclusive: true}}, false, false},
 	} {
-		a := &Agent{mps: mpsState{cards: map[string]mpsCard{cardA: c.card}}}
+		a := &Agent{mps: mpsState{cards: map[string]mpsCard{cardA: c.card}}, epochsKept: map[string]uint64{cardA: 4}}
 		for _, mode := range []api.Mode{api.ModeMPS, api.ModeVGPU, api.ModeTimeslice, api.ModeExclusive} {
 			want := c.others
 			if mode == api.ModeMPS {
