@@ -8,7 +8,11 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/scheduler-extender/cluster"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
 )
@@ -75,7 +79,11 @@ type podView struct {
 		Containers     []containerView `json:"containers"`
 		InitContainers []containerView `json:"initContainers"`
 		Priority       int32           `json:"priority"`
-		Affinity       *struct {
+		Overhead       amounts         `json:"overhead"`
+		Resources      *struct {
+			Requests amounts `json:"requests"`
+		} `json:"resources"`
+		Affinity *struct {
 			NodeAffinity    *preferences `json:"nodeAffinity"`
 			PodAffinity     *preferences `json:"podAffinity"`
 			PodAntiAffinity *preferences `json:"podAntiAffinity"`
@@ -97,9 +105,48 @@ type containerView struct {
 		Privileged bool `json:"privileged"`
 	} `json:"securityContext"`
 	Resources struct {
-		Limits   map[string]quantity `json:"limits"`
-		Requests map[string]quantity `json:"requests"`
+		Limits   amounts `json:"limits"`
+		Requests amounts `json:"requests"`
 	} `json:"resources"`
+}
+
+type amounts map[string]quantity
+
+// host is what of the amounts isn't ours: a node's processors and memory.
+func (a amounts) host() corev1.ResourceList {
+	var out corev1.ResourceList
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+		if v, ok := a[string(name)]; ok {
+			if q, err := resource.ParseQuantity(string(v)); err == nil {
+				if out == nil {
+					out = corev1.ResourceList{}
+				}
+				out[name] = q
+			}
+		}
+	}
+	return out
+}
+
+// host is the pod as far as what it asks of a node beside cards depends on it.
+func (v *podView) host() *corev1.Pod {
+	p := &corev1.Pod{Spec: corev1.PodSpec{Overhead: v.Spec.Overhead.host()}}
+	if r := v.Spec.Resources; r != nil {
+		p.Spec.Resources = &corev1.ResourceRequirements{Requests: r.Requests.host()}
+	}
+	list := func(views []containerView) []corev1.Container {
+		out := make([]corev1.Container, len(views))
+		for i := range views {
+			out[i].Resources.Requests = views[i].Resources.Requests.host()
+			if views[i].RestartPolicy != "" {
+				policy := corev1.ContainerRestartPolicy(views[i].RestartPolicy)
+				out[i].RestartPolicy = &policy
+			}
+		}
+		return out
+	}
+	p.Spec.InitContainers, p.Spec.Containers = list(v.Spec.InitContainers), list(v.Spec.Containers)
+	return p
 }
 
 // quantity keeps a resource.Quantity as written. The API server writes strings;
@@ -126,7 +173,7 @@ func (q *quantity) UnmarshalJSON(b []byte) error {
 func (v *podView) pod() (place.Pod, error) {
 	p := place.Pod{
 		Ref:      ledger.Ref{UID: v.Metadata.UID, Namespace: v.Metadata.Namespace, Name: v.Metadata.Name},
-		Priority: v.Spec.Priority, Created: v.Metadata.CreationTimestamp,
+		Priority: v.Spec.Priority, Created: v.Metadata.CreationTimestamp, Host: cluster.HostOf(v.host()),
 	}
 	if a := v.Spec.Affinity; a != nil {
 		for _, s := range []*preferences{a.NodeAffinity, a.PodAffinity, a.PodAntiAffinity} {

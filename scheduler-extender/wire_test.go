@@ -23,6 +23,7 @@ import (
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/api/v1alpha1"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
 	"github.com/carve-gpu/carve/scheduler-extender/score"
@@ -47,8 +48,10 @@ func TestDecodeArgsReadsWhatTheSchedulerWrites(t *testing.T) {
 		Spec: corev1.PodSpec{Priority: &priority,
 			InitContainers: []corev1.Container{{Name: "setup", Command: []string{`{"`}},
 				{Name: "side", RestartPolicy: &always, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{api.ResourceMemory: resource.MustParse("1Gi")}}}},
-			Containers: []corev1.Container{{Name: "app", SecurityContext: &corev1.SecurityContext{Privileged: &yes}, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
-				api.ResourceGPU: resource.MustParse("2"), api.ResourceMemory: resource.MustParse("8000"), corev1.ResourceCPU: resource.MustParse("500m")}}}},
+			Containers: []corev1.Container{{Name: "app", SecurityContext: &corev1.SecurityContext{Privileged: &yes}, Resources: corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{
+					api.ResourceGPU: resource.MustParse("2"), api.ResourceMemory: resource.MustParse("8000"), corev1.ResourceCPU: resource.MustParse("500m")},
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m"), corev1.ResourceMemory: resource.MustParse("1000001")}}}},
 		},
 	}
 	a, err := decodeArgs(schedulers(t, p, "n1", "node-2.example", `q"uote`))
@@ -57,6 +60,7 @@ func TestDecodeArgsReadsWhatTheSchedulerWrites(t *testing.T) {
 	}
 	want := place.Pod{
 		Ref: ledger.Ref{UID: "uid-a", Namespace: "default", Name: "a"}, Priority: 7, Created: a.pod.Created,
+		Host: fit.Host{CPUMilli: 500, MemMiB: 1, Pods: 1},
 		Request: api.Request{Policy: "spread", Containers: []api.ContainerRequest{
 			{Name: "side", Kind: api.Sidecar, Cards: 1, MemMiB: 1024}, {Name: "app", Cards: 2, MemMiB: 8000, Privileged: true}}},
 	}

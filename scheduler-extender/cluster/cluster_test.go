@@ -67,13 +67,14 @@ func TestInformersKeepNoMoreThanIsRead(t *testing.T) {
 	}
 	plain := gpuPod("b")
 	plain.Annotations, plain.Spec.Containers[0].Resources = nil, corev1.ResourceRequirements{}
-	if got, _ := trimPod(plain); !reflect.DeepEqual(got, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b", UID: "uid-b"}}) {
+	if got, _ := trimPod(plain); !reflect.DeepEqual(got, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b", UID: "uid-b"},
+		Spec: corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}) {
 		t.Fatalf("pod %+v", got)
 	}
 	n, _ := trimNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{api.LabelManaged: "true", "x": "y"}},
-		Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Allocatable: corev1.ResourceList{api.ResourceGPU: resource.MustParse("8"), corev1.ResourceCPU: resource.MustParse("4")}}})
+		Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Allocatable: corev1.ResourceList{api.ResourceGPU: resource.MustParse("8"), corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceEphemeralStorage: resource.MustParse("4Gi")}}})
 	if !reflect.DeepEqual(n, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{api.LabelManaged: "true"}},
-		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{api.ResourceGPU: resource.MustParse("8")}}}) {
+		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{api.ResourceGPU: resource.MustParse("8"), corev1.ResourceCPU: resource.MustParse("4")}}}) {
 		t.Fatalf("node %+v", n)
 	}
 	for _, f := range []cache.TransformFunc{trimPod, trimNode, trimAgent, trimReport} {

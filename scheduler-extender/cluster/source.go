@@ -196,6 +196,13 @@ func (s *Source) setPod(o any) {
 	if s.Resizer != nil {
 		defer s.Resizer.PodChanged(p)
 	}
+	switch {
+	case p.Spec.NodeName == "":
+	case ended(p):
+		s.Ledger.DropHost(string(p.UID), p.Spec.NodeName)
+	default:
+		s.Ledger.SetHost(string(p.UID), p.Spec.NodeName, keptHost(p))
+	}
 	if !ours(p) {
 		return
 	}
@@ -224,6 +231,7 @@ func (s *Source) setPod(o any) {
 
 func (s *Source) dropPod(o any) {
 	p := o.(*corev1.Pod)
+	s.Ledger.DropHost(string(p.UID), p.Spec.NodeName)
 	if !ours(p) {
 		return
 	}
@@ -251,7 +259,7 @@ func grantOf(p *corev1.Pod) (*api.Grant, error) {
 
 func (s *Source) setNode(o any) {
 	n := o.(*corev1.Node)
-	info := ledger.NodeInfo{Managed: n.Labels[api.LabelManaged] == "true"}
+	info := ledger.NodeInfo{Managed: n.Labels[api.LabelManaged] == "true", Host: allocatable(n)}
 	for name, q := range n.Status.Allocatable {
 		info.Cards = info.Cards || strings.HasPrefix(string(name), "nvidia.com/") && !q.IsZero()
 	}

@@ -13,9 +13,9 @@ import (
 // The informers keep every pod and node of the cluster, so they keep no more of
 // them than is read.
 
-// trimPod keeps identity, containers' requests of ours, node, grant, resize and
-// phase. Of pods that neither ask for a card nor carry a grant it keeps the
-// identity, and a resize that has to be refused.
+// trimPod keeps identity, containers' requests of ours, node, what is asked of that
+// beside cards, grant, resize and phase. Pods that neither ask for a card nor carry a
+// grant have no containers left.
 func trimPod(o any) (any, error) {
 	p, ok := o.(*corev1.Pod)
 	if !ok {
@@ -34,11 +34,12 @@ func trimPod(o any) (any, error) {
 	}
 	init, asks := trimContainers(p.Spec.InitContainers)
 	apps, asksToo := trimContainers(p.Spec.Containers)
+	out.Spec.NodeName, out.Status.Phase = p.Spec.NodeName, p.Status.Phase
+	keepHost(out, p)
 	if !asks && !asksToo && p.Annotations[api.AnnotationGrant] == "" {
 		return out, nil
 	}
-	out.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, InitContainers: init, Containers: apps}
-	out.Status.Phase = p.Status.Phase
+	out.Spec.InitContainers, out.Spec.Containers = init, apps
 	out.Status.InitContainerStatuses = trimStatuses(p.Status.InitContainerStatuses)
 	out.Status.ContainerStatuses = trimStatuses(p.Status.ContainerStatuses)
 	return out, nil
@@ -78,7 +79,7 @@ func trimStatuses(ss []corev1.ContainerStatus) []corev1.ContainerStatus {
 }
 
 // trimNode keeps the name, our label, the taints that mean something to us, and
-// the cards that are advertised.
+// of what pods may have the cards, processors, memory and number.
 func trimNode(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
 	if !ok {
@@ -94,7 +95,7 @@ func trimNode(o any) (any, error) {
 		}
 	}
 	for name, q := range n.Status.Allocatable {
-		if strings.HasPrefix(string(name), "nvidia.com/") {
+		if strings.HasPrefix(string(name), "nvidia.com/") || name == corev1.ResourceCPU || name == corev1.ResourceMemory || name == corev1.ResourcePods {
 			if out.Status.Allocatable == nil {
 				out.Status.Allocatable = corev1.ResourceList{}
 			}

@@ -244,7 +244,7 @@ func (r *Report) pending(in Inputs, request api.Request) {
 		r.Missing = append(r.Missing, "ResourceQuotas of namespace "+p.Namespace+": whether one is in the way is said by the scheduler only")
 	}
 	books := cluster.Snapshot(cluster.Lists{Nodes: in.Nodes, Reports: in.Reports, Pods: in.Pods, Quotas: in.Quotas, Blind: in.PodsHidden}, in.Now)
-	judged, refusal := place.Judge(books, ledger.Ref{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name}, request, score.Binpack)
+	judged, refusal := place.Judge(books, place.Pod{Ref: ledger.Ref{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name}, Request: request, Host: cluster.HostOf(p)}, score.Binpack)
 	if refusal != nil {
 		if r.Verdict == "" {
 			r.say(Invalid, "No node can serve its request: "+refusal.Sentence()+".")

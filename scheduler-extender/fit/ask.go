@@ -52,8 +52,10 @@ type Ask struct {
 	Containers    []Container
 	Models, UUIDs api.Selector
 	Policy        string // binpack, spread, topology or empty
-	// Host is what the pod asks of the node beside cards, where somebody said so.
-	Host Host
+	// Host is what the pod asks of the node beside cards, where somebody said so. Settled
+	// says that it need not be looked at: kube-scheduler found the node to have it.
+	Host    Host
+	Settled bool
 	// Copied into grants.
 	Fixed, Low bool
 	Managed    api.ManagedMemory

@@ -39,7 +39,7 @@ func Fit(n *Node, a *Ask, prefer Prefer) (Placement, *Refusal) {
 
 // Choose is Fit for who asks many nodes and needs no reason from those that refuse.
 func Choose(n *Node, a *Ask, prefer Prefer) (Placement, bool) {
-	if n.Blocked != "" || n.HostKnown && !n.Host.covers(a.Host) {
+	if n.Blocked != "" || !n.hosts(a) {
 		return nil, false
 	}
 	p, ok, _ := choose(n, a, prefer)

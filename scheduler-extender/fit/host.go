@@ -36,22 +36,37 @@ func (h Host) covers(a Host) bool {
 	return (a.CPUMilli <= 0 || a.CPUMilli <= h.CPUMilli) && (a.MemMiB <= 0 || a.MemMiB <= h.MemMiB) && (a.Pods <= 0 || a.Pods <= h.Pods)
 }
 
+// Settle is the ask for nodes on which kube-scheduler found what the pod wants beside cards.
+// That scheduler assumes pods before the API shows them, so of the two it knows better: what
+// is known here prices nodes, and refuses none.
+func (a *Ask) Settle() *Ask {
+	out := *a
+	if out.Settled = true; a.Host != (Host{}) {
+		out.key = a.key + ";settled"
+	}
+	return &out
+}
+
+// hosts reports whether the node has what the ask wants beside cards, as far as that is
+// known and isn't settled.
+func (n *Node) hosts(a *Ask) bool { return !n.HostKnown || a.Settled || n.Host.covers(a.Host) }
+
 // short says what of the host is missing for the ask, or nothing.
 func (n *Node) short(a *Ask) *Refusal {
-	if !n.HostKnown || n.Host.covers(a.Host) {
+	if n.hosts(a) {
 		return nil
 	}
-	var what string
-	var asked, free int64
+	r := &Refusal{Reason: ReasonHost, Card: -1, distance: distanceNode}
+	of := ""
 	switch h := a.Host; {
 	case h.CPUMilli > 0 && h.CPUMilli > n.Host.CPUMilli:
-		what, asked, free = "thousandths of a processor", h.CPUMilli, n.Host.CPUMilli
+		r.Asked, r.Free, of = h.CPUMilli, n.Host.CPUMilli, "m of cpu"
 	case h.MemMiB > 0 && h.MemMiB > n.Host.MemMiB:
-		what, asked, free = "MiB of the node's memory", h.MemMiB, n.Host.MemMiB
+		r.Asked, r.Free, of = h.MemMiB, n.Host.MemMiB, " MiB of the node's memory"
 	default:
-		what, asked, free = "places for pods", int64(h.Pods), int64(n.Host.Pods)
+		r.Asked, r.Free, of = int64(h.Pods), int64(n.Host.Pods), " of its places for pods"
 	}
-	free = max(0, free)
-	return &Refusal{Reason: ReasonHost, Card: -1, Asked: asked, Free: free, distance: distanceNode,
-		Detail: fmt.Sprintf("asked %d %s, free %d", asked, what, free)}
+	r.Free = max(0, r.Free)
+	r.Detail = fmt.Sprintf("asked %d%s, free %d", r.Asked, of, r.Free)
+	return r
 }

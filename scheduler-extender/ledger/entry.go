@@ -64,6 +64,10 @@ type entry struct {
 	// holds and asked are what the namespace's sums have of the entry.
 	holds, asked fit.Amount
 
+	// host is what the pod takes of the node beside cards, which counts until the API
+	// shows the pod there. It isn't known of entries that were read from the API.
+	host fit.Host
+
 	// Offers only.
 	key     string // of the ask that was placed
 	ask     *fit.Ask

@@ -101,7 +101,7 @@ func (l *Ledger) node(name string) *Node {
 	if n := l.Node(name); n != nil {
 		return n
 	}
-	n := &Node{Name: name, ID: l.nextID, entries: map[string]*entry{}, foreign: map[string]string{}}
+	n := &Node{Name: name, ID: l.nextID, entries: map[string]*entry{}, foreign: map[string]string{}, hosted: map[string]fit.Host{}}
 	if k := len(l.ids); k > 0 {
 		n.ID, l.ids = l.ids[k-1], l.ids[:k-1]
 	} else {
@@ -128,7 +128,7 @@ func (l *Ledger) publish(n *Node) {
 		l.freed[n] = struct{}{}
 		l.tell()
 	}
-	if old != nil && !n.known && n.report == nil && n.agent == (Agent{}) && len(n.entries) == 0 && len(n.foreign) == 0 {
+	if old != nil && !n.known && n.report == nil && n.agent == (Agent{}) && len(n.entries) == 0 && len(n.foreign) == 0 && len(n.hosted) == 0 {
 		l.names.Lock()
 		delete(l.names.nodes, n.Name)
 		l.names.Unlock()
@@ -553,7 +553,7 @@ func (l *Ledger) Offer(o Offer, now time.Time) error {
 		l.remove(old)
 		l.publish(old.node)
 	}
-	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, prefer: o.Prefer, allowed: o.Allowed}
+	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, host: o.Ask.Host, prefer: o.Prefer, allowed: o.Allowed}
 	for i := range o.Ask.Containers {
 		c := &o.Ask.Containers[i]
 		e.containers = append(e.containers, containerOf(c))

@@ -21,6 +21,9 @@ type NodeInfo struct {
 	// (node.kubernetes.io/out-of-service): nothing runs on it any more, and
 	// what was leaving it has left.
 	OutOfService bool
+	// Host is what pods may have of the node beside cards (status.allocatable); zero where
+	// the node doesn't say.
+	Host fit.Host
 }
 
 // Snapshot is one node at one moment. It is never changed.
@@ -52,8 +55,10 @@ type Node struct {
 	agent   Agent
 	served  uint64
 	report  *report
-	entries map[string]*entry // by pod UID
-	foreign map[string]string // pods on cards that carve didn't give, namespace/name by UID
+	entries map[string]*entry   // by pod UID
+	foreign map[string]string   // pods on cards that carve didn't give, namespace/name by UID
+	hosted  map[string]fit.Host // what pods of all kinds ask beside cards, by UID
+	host    fit.Host            // sum of hosted
 }
 
 // Snapshot is the node as of now. It takes no lock.
@@ -173,6 +178,7 @@ func (n *Node) view(except *entry) (fit.Node, int64) {
 	if n.report == nil || !n.known {
 		return v, 0
 	}
+	v.Host, v.HostKnown = n.hostFree(except)
 	v.Cards = make([]fit.Card, len(n.report.cards))
 	for i, c := range n.report.cards {
 		v.Cards[i] = fit.Card{UUID: c.uuid, Model: c.model, Index: c.index, MemMiB: c.memMiB, Slots: c.slots, Blocked: c.blocked, Modes: c.modes}
@@ -214,6 +220,9 @@ func grew(old, now *Snapshot) bool {
 		return true
 	}
 	if old.View.Blocked != "" && old.View.Blocked != now.View.Blocked {
+		return true
+	}
+	if h, was := now.View.Host, old.View.Host; h.CPUMilli > was.CPUMilli || h.MemMiB > was.MemMiB || h.Pods > was.Pods {
 		return true
 	}
 	was := make(map[string]*fit.Card, len(old.View.Cards))

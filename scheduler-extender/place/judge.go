@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/score"
@@ -37,12 +36,14 @@ type CardJudgement struct {
 
 // Judge asks all managed nodes whether the request fits, by the code that Filter
 // runs and without booking anything: those that fit first, then the nearest
-// misses. A node with room that the pod's namespace may not have is a miss. A request that no node can serve is refused as a whole.
-func Judge(l *ledger.Ledger, pod ledger.Ref, r api.Request, policy score.Policy) ([]Judgement, *fit.Refusal) {
-	ask, refusal := fit.NewAsk(r)
+// misses. A node with room that the pod's namespace may not have is a miss, and so is one that
+// has too little beside cards. A request that no node can serve is refused as a whole.
+func Judge(l *ledger.Ledger, pod Pod, policy score.Policy) ([]Judgement, *fit.Refusal) {
+	ask, refusal := fit.NewAsk(pod.Request)
 	if refusal != nil {
 		return nil, refusal
 	}
+	ask = ask.WithHost(pod.Host)
 	if own, ok := score.ByName(ask.Policy); ok && ask.Policy != "" {
 		policy = own
 	}
@@ -57,7 +58,7 @@ func Judge(l *ledger.Ledger, pod ledger.Ref, r api.Request, policy score.Policy)
 		ci := 0
 		over := (*ledger.QuotaRefusal)(nil)
 		if j.Refusal == nil {
-			over = l.JudgeQuota(pod, ask, &snap.View, j.Place)
+			over = l.JudgeQuota(pod.Ref, ask, &snap.View, j.Place)
 		}
 		switch {
 		case over != nil:

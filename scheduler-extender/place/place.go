@@ -56,6 +56,8 @@ func New(l *ledger.Ledger, c Config) *Placer {
 type Pod struct {
 	ledger.Ref
 	Request api.Request
+	// Host is what the pod asks of its node beside cards; zero where that isn't known.
+	Host fit.Host
 	// Soft is true where the pod states preferences that kube-scheduler
 	// weighs: preferred affinity, soft spread.
 	Soft     bool
@@ -92,8 +94,9 @@ func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
 	if refusal != nil {
 		return Refuse(refusal.Reason, refusal.Detail)
 	}
-	c := call{Placer: p, pod: pod, ask: ask, names: names, now: now,
-		shape: p.shapes.of(ask, p.policy(ask))}
+	ask = ask.WithHost(pod.Host)
+	c := call{Placer: p, pod: pod, ask: ask.Settle(), waits: ask, names: names, now: now}
+	c.shape = p.shapes.of(c.ask, p.policy(ask))
 	c.nodes = p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
 	if out, done := c.held(); done {
 		return out
@@ -136,7 +139,8 @@ func (p *Placer) policy(a *fit.Ask) score.Policy {
 type call struct {
 	*Placer
 	pod   Pod
-	ask   *fit.Ask
+	ask   *fit.Ask // of nodes that kube-scheduler named
+	waits *fit.Ask // of any, for a pod that is refused now
 	shape *shape
 	names [][]byte
 	nodes []*ledger.Node // by position in names; nil where unknown
@@ -298,7 +302,7 @@ func (p *Placer) Prioritize(pod Pod, names [][]byte) []int64 {
 		return out
 	}
 	held, has := p.ledger.Held(pod.UID)
-	sh := p.shapes.of(ask, p.policy(ask))
+	sh := p.shapes.of(ask.WithHost(pod.Host).Settle(), p.policy(ask))
 	nodes := p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
 	var at []int
 	var costs []int64

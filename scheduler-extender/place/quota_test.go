@@ -54,7 +54,7 @@ func TestAPodOverItsQuotaWaitsForTheQuota(t *testing.T) {
 		t.Fatalf("woke %v for cards", refs)
 	}
 	// Each judgement of `carve explain` is the same.
-	judged, _ := place.Judge(r.l, ledger.Ref{Namespace: "default"}, pod("x", share(3000)).Request, score.Binpack)
+	judged, _ := place.Judge(r.l, place.Pod{Ref: ledger.Ref{Namespace: "default"}, Request: pod("x", share(3000)).Request}, score.Binpack)
 	if len(judged) != 2 || judged[0].Refusal == nil || judged[0].Refusal.Reason != fit.ReasonQuota || !strings.Contains(judged[0].Message, "grown (asked 1000, holds 10000)") {
 		t.Fatalf("%+v", judged)
 	}

@@ -41,7 +41,7 @@ type waiter struct {
 
 // wait notes a refused pod.
 func (p *Placer) wait(c call) {
-	w := &waiter{ref: c.pod.Ref, ask: c.ask, shape: c.shape, priority: c.pod.Priority, created: c.pod.Created, over: c.over}
+	w := &waiter{ref: c.pod.Ref, ask: c.waits, shape: c.shape, priority: c.pod.Priority, created: c.pod.Created, over: c.over}
 	if len(c.names) < sampled {
 		w.only = make(map[string]bool, len(c.names))
 		for _, n := range c.names {
