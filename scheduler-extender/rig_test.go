@@ -95,7 +95,7 @@ func (r *rig) start() {
 	r.placer = place.New(r.ledger, place.Config{Policy: score.Binpack})
 	source, err := cluster.NewSource(cluster.Config{
 		Kube: r.kube, Reports: cache.NewSharedIndexInformer(r.reports, &v1alpha1.GPUNode{}, 0, cache.Indexers{}),
-		Ledger: r.ledger, Forget: r.placer.Forget, Log: log, Now: time.Now,
+		Ledger: r.ledger, Forget: func(uid string) { r.placer.Forget(uid) }, Log: log, Now: time.Now,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -74,6 +74,11 @@ type podView struct {
 		UID               string            `json:"uid"`
 		CreationTimestamp time.Time         `json:"creationTimestamp"`
 		Annotations       map[string]string `json:"annotations"`
+		OwnerReferences   []struct {
+			UID        string `json:"uid"`
+			Kind       string `json:"kind"`
+			Controller bool   `json:"controller"`
+		} `json:"ownerReferences"`
 	} `json:"metadata"`
 	Spec struct {
 		Containers     []containerView `json:"containers"`
@@ -174,6 +179,11 @@ func (v *podView) pod() (place.Pod, error) {
 	p := place.Pod{
 		Ref:      ledger.Ref{UID: v.Metadata.UID, Namespace: v.Metadata.Namespace, Name: v.Metadata.Name},
 		Priority: v.Spec.Priority, Created: v.Metadata.CreationTimestamp, Host: cluster.HostOf(v.host()),
+	}
+	for _, o := range v.Metadata.OwnerReferences {
+		if o.Controller {
+			p.Owner, p.Serves = o.UID, o.Kind == "ReplicaSet" || o.Kind == "StatefulSet" || o.Kind == "ReplicationController"
+		}
 	}
 	if a := v.Spec.Affinity; a != nil {
 		for _, s := range []*preferences{a.NodeAffinity, a.PodAffinity, a.PodAntiAffinity} {

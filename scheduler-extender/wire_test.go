@@ -44,7 +44,8 @@ func TestDecodeArgsReadsWhatTheSchedulerWrites(t *testing.T) {
 	priority, yes := int32(7), true
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", UID: "uid-a", CreationTimestamp: metav1.Unix(1_700_000_000, 0),
-			Annotations: map[string]string{api.AnnotationCardPolicy: "spread", "other": `"]}\"`}},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "Other", UID: "uid-o"}, {Kind: "ReplicaSet", UID: "uid-rs", Controller: &yes}},
+			Annotations:     map[string]string{api.AnnotationCardPolicy: "spread", "other": `"]}\"`}},
 		Spec: corev1.PodSpec{Priority: &priority,
 			InitContainers: []corev1.Container{{Name: "setup", Command: []string{`{"`}},
 				{Name: "side", RestartPolicy: &always, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{api.ResourceMemory: resource.MustParse("1Gi")}}}},
@@ -60,7 +61,7 @@ func TestDecodeArgsReadsWhatTheSchedulerWrites(t *testing.T) {
 	}
 	want := place.Pod{
 		Ref: ledger.Ref{UID: "uid-a", Namespace: "default", Name: "a"}, Priority: 7, Created: a.pod.Created,
-		Host: fit.Host{CPUMilli: 500, MemMiB: 1, Pods: 1},
+		Host: fit.Host{CPUMilli: 500, MemMiB: 1, Pods: 1}, Owner: "uid-rs", Serves: true,
 		Request: api.Request{Policy: "spread", Containers: []api.ContainerRequest{
 			{Name: "side", Kind: api.Sidecar, Cards: 1, MemMiB: 1024}, {Name: "app", Cards: 2, MemMiB: 8000, Privileged: true}}},
 	}

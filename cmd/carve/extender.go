@@ -61,7 +61,7 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policy, ok := score.ByName(o.policy)
 			if !ok {
-				return usagef(cmd, "--policy %q: allowed are binpack, spread", o.policy)
+				return usagef(cmd, "--policy %q: allowed are price, binpack, spread", o.policy)
 			}
 			if o.placement != "offered" && o.placement != "cooperative" {
 				return usagef(cmd, "--placement %q: allowed are offered, cooperative", o.placement)
@@ -82,7 +82,7 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 	addPageNamesFlag(cmd, &o.pageNames, page.NamesLocal)
 	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "further host names and IP addresses that the server's certificate is for; localhost, the pod's IP and the Service's are found")
 	f.StringVar(&o.service, "service", "carve-extender", "Service whose cluster IP the certificate is for; empty for none")
-	f.StringVar(&o.policy, "policy", "binpack", "where pods go that don't say: binpack, spread")
+	f.StringVar(&o.policy, "policy", score.PriceName, "where pods go that don't say: price (by what is lost to the pods that usually come), binpack, spread")
 	f.StringVar(&o.placement, "placement", "offered", "who chooses among nodes: offered (the extender, save for pods with preferences of their own), cooperative (kube-scheduler, among nodes that fit)")
 	f.DurationVar(&o.offerTTL, "offer-ttl", 15*time.Second, "how long a decision waits for its bind")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn, error")
@@ -219,7 +219,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	placer := place.New(books, place.Config{Policy: policy, Cooperative: o.placement == "cooperative"})
 	informer := reports.Informer(0, nil)
 	source, err := cluster.NewSource(cluster.Config{
-		Kube: kube, Namespace: o.namespace, Reports: informer, Ledger: books, Forget: placer.Forget, Log: log, Now: time.Now,
+		Kube: kube, Namespace: o.namespace, Reports: informer, Ledger: books, Forget: func(uid string) { placer.Forget(uid) }, Log: log, Now: time.Now,
 	})
 	if err != nil {
 		return err

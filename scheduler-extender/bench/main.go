@@ -1,6 +1,8 @@
 // Command bench measures what a scheduling decision costs the extender: CPU
 // time of its process for filter, prioritize and bind of one pod, by cluster
-// size. It prints one line for each figure and nothing else on stdout.
+// size, and for how long a filter call that names every node is answered, by
+// kube-scheduler's clock. It prints one line for each figure and nothing else on
+// stdout.
 //
 // The process that is measured serves the verbs as `carve extender` does: mTLS,
 // HTTP/2, client-go for the Binding. A second process, which isn't measured,
@@ -14,6 +16,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,6 +24,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -34,6 +39,7 @@ import (
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	extender "github.com/carve-gpu/carve/scheduler-extender"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/pki"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
@@ -52,25 +58,46 @@ func main() {
 	if len(os.Args) == 3 && os.Args[1] == "load" {
 		err = load(os.Args[2])
 	} else {
-		for _, nodes := range []int{100, 1000, 5000} {
-			var ms float64
-			if ms, err = measure(nodes); err != nil {
-				break
-			}
-			fmt.Printf("cpu_ms_per_pod_%d %.3f ms\n", nodes, ms)
-		}
-		if err == nil {
-			var p99 time.Duration
-			if p99, err = webhookLatency(); err == nil {
-				fmt.Printf("webhook_p99_ms %.2f ms\n", float64(p99.Microseconds())/1000)
-			}
-		}
+		sizes := flag.String("nodes", "100,1000,5000,10000", "numbers of nodes, each of eight cards and eight pods")
+		policy := flag.String("policy", score.PriceName, "price, binpack or spread")
+		flag.Parse()
+		err = run(strings.Split(*sizes, ","), *policy)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
 }
+
+func run(sizes []string, name string) error {
+	policy, ok := score.ByName(name)
+	if !ok {
+		return fmt.Errorf("-policy %q: allowed are price, binpack, spread", name)
+	}
+	for _, size := range sizes {
+		nodes, err := strconv.Atoi(size)
+		if err != nil || nodes < 1 {
+			return fmt.Errorf("-nodes %q: a number of nodes is needed", size)
+		}
+		fmt.Fprintf(os.Stderr, "%d nodes, policy %s\n", nodes, name)
+		f, err := measure(nodes, policy)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("cpu_ms_per_pod_%d %.3f ms\n", nodes, f.cpuMS)
+		fmt.Printf("p99_ms_unplanned_%d %.2f ms\n", nodes, f.p99MS)
+		fmt.Printf("heap_mib_%d %.0f MiB\n", nodes, f.heapMiB)
+	}
+	p99, err := webhookLatency()
+	if err == nil {
+		fmt.Printf("webhook_p99_ms %.2f ms\n", float64(p99.Microseconds())/1000)
+	}
+	return err
+}
+
+// figures of one size of cluster: CPU time a pod, how long 99 of 100 filter calls take at most,
+// and what is on the heap.
+type figures struct{ cpuMS, p99MS, heapMiB float64 }
 
 func nodeName(i int) string {
 	return fmt.Sprintf("ip-10-%d-%d-%d.eu-central-1.compute.internal", i>>12, i>>6&63, i&63)
@@ -97,6 +124,9 @@ func (s *site) Bind(ctx context.Context, pod ledger.Ref, node, grant string) (le
 	return outcome, nil
 }
 
+// What nodes have, and pods ask, beside cards.
+var nodeHost, podHost = fit.Host{CPUMilli: 192_000, MemMiB: 2 << 20, Pods: 110}, fit.Host{CPUMilli: 4000, MemMiB: 16 << 10, Pods: 1}
+
 // run shows a pod bound, and its share in place.
 func (s *site) run(pod ledger.Ref, g api.Grant) {
 	var cs []ledger.Container
@@ -113,6 +143,7 @@ func (s *site) run(pod ledger.Ref, g api.Grant) {
 		}
 	}
 	now := time.Now()
+	s.SetHost(pod.UID, g.Node, podHost)
 	s.SetPod(ledger.Pod{Ref: pod, Node: g.Node, Grant: &g, Containers: cs, Started: true}, now)
 	s.SetReport(r, now)
 }
@@ -131,7 +162,7 @@ func newSite(nodes int) *site {
 				Model: "NVIDIA A100-SXM4-80GB", MemoryMiB: 81920, PhysicalMiB: 81920, Health: v1alpha1.Health{State: v1alpha1.Healthy}})
 		}
 		s.reports[name] = g
-		s.SetNode(name, ledger.NodeInfo{Managed: true})
+		s.SetNode(name, ledger.NodeInfo{Managed: true, Host: nodeHost})
 		s.SetAgent(name, ledger.Agent{Ready: true})
 		s.SetReport(g, since.Time)
 		for p := range podsPerNode {
@@ -149,53 +180,53 @@ type order struct {
 	Nodes            int
 }
 
-func measure(nodes int) (float64, error) {
+func measure(nodes int, policy score.Policy) (figures, error) {
 	dir, err := os.MkdirTemp("", "carve-bench-")
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	defer os.RemoveAll(dir)
 	bundle, err := pki.NewBundle("kube-scheduler", time.Now())
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	if err := bundle.WriteClient(dir); err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	certs, err := pki.NewServer(bundle, []string{"127.0.0.1"}, time.Now)
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	s := newSite(nodes)
 	verbs, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	text, err := json.Marshal(order{"https://" + verbs.Addr().String(), dir, nodes})
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	load, err := startLoad(string(text))
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	defer load.stop()
 	apiServer, err := load.line() // where the API server listens
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	kube, err := kubernetes.NewForConfig(&rest.Config{Host: apiServer, QPS: -1,
 		ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json"}})
 	if err != nil {
-		return 0, err
+		return figures{}, err
 	}
 	s.Binder = cluster.Binder{Kube: kube}
 	server := extender.New(extender.Config{
-		Ledger: s.Ledger, Placer: place.New(s.Ledger, place.Config{Policy: score.Binpack}), Binder: s, Pods: s,
+		Ledger: s.Ledger, Placer: place.New(s.Ledger, place.Config{Policy: policy}), Binder: s, Pods: s,
 		Ready: func() bool { return true }, Client: "kube-scheduler", Registry: prometheus.NewRegistry(),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Now: time.Now,
 	})
@@ -204,19 +235,23 @@ func measure(nodes int) (float64, error) {
 	go func() { served <- server.Serve(ctx, verbs, certs.TLS(), plain) }()
 	defer func() { cancel(); <-served }()
 
-	if err := load.schedule(warmPods); err != nil {
-		return 0, err
+	if _, err := load.schedule(warmPods); err != nil {
+		return figures{}, err
 	}
 	before := s.Totals()
 	start := cpu()
-	if err := load.schedule(pods); err != nil {
-		return 0, err
+	p99, err := load.schedule(pods)
+	if err != nil {
+		return figures{}, err
 	}
 	used := cpu() - start
 	if after := s.Totals(); after.Bound != before.Bound+pods || after.DebtMiB != 0 {
-		return 0, fmt.Errorf("%d of %d pods were bound, debt %d MiB", after.Bound-before.Bound, pods, after.DebtMiB)
+		return figures{}, fmt.Errorf("%d of %d pods were bound, debt %d MiB", after.Bound-before.Bound, pods, after.DebtMiB)
 	}
-	return float64(used.Microseconds()) / 1000 / pods, nil
+	runtime.GC()
+	var heap runtime.MemStats
+	runtime.ReadMemStats(&heap)
+	return figures{float64(used.Microseconds()) / 1000 / pods, p99, float64(heap.HeapAlloc) / (1 << 20)}, nil
 }
 
 // cpu is what this process has used, kernel included.
@@ -261,16 +296,19 @@ func (p *loadProcess) line() (string, error) {
 	return strings.TrimSpace(s), err
 }
 
-// schedule has so many pods scheduled and waits for it.
-func (p *loadProcess) schedule(n int) error {
+// schedule has so many pods scheduled and waits for it. It returns for how many milliseconds
+// 99 of 100 filter calls went on at most.
+func (p *loadProcess) schedule(n int) (p99 float64, err error) {
 	if _, err := fmt.Fprintln(p.in, n); err != nil {
-		return err
+		return 0, err
 	}
 	s, err := p.line()
-	if err == nil && s != "done" {
-		err = errors.New(s)
+	if err == nil {
+		if _, bad := fmt.Sscanf(s, "done %g", &p99); bad != nil {
+			err = errors.New(s)
+		}
 	}
-	return err
+	return p99, err
 }
 
 func (p *loadProcess) stop() {

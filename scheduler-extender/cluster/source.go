@@ -209,6 +209,7 @@ func (s *Source) setPod(o any) {
 	lp := ledger.Pod{
 		Ref:     ledger.Ref{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name},
 		Node:    p.Spec.NodeName,
+		Owner:   ownerOf(p),
 		Ended:   ended(p),
 		Started: started(p),
 		OnCards: p.Annotations[api.AnnotationGrant] == "" && OnCards(p),
@@ -311,6 +312,14 @@ func (s *Source) dropReport(o any) { s.Ledger.DropReport(o.(*v1alpha1.GPUNode).N
 
 // ours reports whether the (trimmed) pod matters to the ledger.
 func ours(p *corev1.Pod) bool { return len(p.Spec.Containers) > 0 }
+
+// ownerOf is the UID of the controller whose replica a pod is, or empty.
+func ownerOf(p *corev1.Pod) string {
+	if c := metav1.GetControllerOfNoCopy(p); c != nil {
+		return string(c.UID)
+	}
+	return ""
+}
 
 func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed

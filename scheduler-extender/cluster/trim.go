@@ -39,6 +39,9 @@ func trimPod(o any) (any, error) {
 	if !asks && !asksToo && p.Annotations[api.AnnotationGrant] == "" {
 		return out, nil
 	}
+	if c := metav1.GetControllerOfNoCopy(p); c != nil {
+		out.OwnerReferences = []metav1.OwnerReference{{UID: c.UID, Controller: c.Controller}}
+	}
 	out.Spec.InitContainers, out.Spec.Containers = init, apps
 	out.Status.InitContainerStatuses = trimStatuses(p.Status.InitContainerStatuses)
 	out.Status.ContainerStatuses = trimStatuses(p.Status.ContainerStatuses)

@@ -55,6 +55,9 @@ type entry struct {
 	grant      api.Grant
 	containers []Container
 
+	// owner is the UID of the object that the pod is a replica of, or empty.
+	owner string
+
 	// before is the grant that a resize follows, from the decision until an
 	// event shows the new one; meanwhile the larger of both counts. writing says
 	// that the write is in flight.

@@ -1,6 +1,12 @@
 package ledger
 
-import "github.com/carve-gpu/carve/scheduler-extender/fit"
+import (
+	"maps"
+	"slices"
+
+	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/scheduler-extender/fit"
+)
 
 // What nodes have beside cards is counted as kube-scheduler counts it: what they may give
 // away, less what the pods that the API shows on them ask for, whether these have cards or
@@ -59,4 +65,41 @@ func (n *Node) hostFree(except *entry) (fit.Host, bool) {
 		}
 	}
 	return free, true
+}
+
+// Request is what a pod asks.
+type Request struct {
+	api.Request
+	Host fit.Host
+}
+
+// Requests are what the pods ask that are bound, as far as their specs say it, in an order of
+// their own.
+func (l *Ledger) Requests() []Request {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]Request, 0, len(l.entries))
+	for _, uid := range slices.Sorted(maps.Keys(l.entries)) {
+		e := l.entries[uid]
+		if e.state != Bound {
+			continue
+		}
+		r := Request{Host: e.node.hosted[uid]}
+		for _, c := range e.containers {
+			cards := e.grant.Containers[c.Name]
+			if len(cards) == 0 {
+				continue
+			}
+			ask := api.ContainerRequest{Name: c.Name, Kind: c.Kind, Cards: len(cards), Whole: !cards[0].Mode.Share(),
+				MemMiB: c.MemMiB, MemPercent: c.MemPercent, Cores: c.Cores}
+			if m := cards[0].Mode; m == api.ModeMPS || m == api.ModeTimeslice {
+				r.Isolation = m
+			}
+			r.Containers = append(r.Containers, ask)
+		}
+		if len(r.Containers) > 0 {
+			out = append(out, r)
+		}
+	}
+	return out
 }

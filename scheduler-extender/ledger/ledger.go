@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -46,7 +47,8 @@ type Ledger struct {
 	spaces  map[string]*space   // by namespace
 	relaxed map[string]struct{} // namespaces whose quota may allow more
 	foreign map[string]*Node    // by UID of a pod that carve gave no card
-	ids     []int               // given back
+	owners  map[string]map[*Node]int
+	ids     []int // given back
 	nextID  int
 
 	freedSeq atomic.Uint64
@@ -61,7 +63,7 @@ type Ledger struct {
 // New makes an empty ledger.
 func New(c Config) *Ledger {
 	l := &Ledger{config: c.withDefaults(), entries: map[string]*entry{}, timed: map[string]*entry{},
-		freed: map[*Node]struct{}{}, spaces: map[string]*space{}, relaxed: map[string]struct{}{}, foreign: map[string]*Node{},
+		freed: map[*Node]struct{}{}, spaces: map[string]*space{}, relaxed: map[string]struct{}{}, foreign: map[string]*Node{}, owners: map[string]map[*Node]int{},
 		signal: make(chan struct{}, 1)}
 	l.names.nodes = map[string]*Node{}
 	return l
@@ -248,6 +250,7 @@ func (l *Ledger) ends(e *entry, until time.Time) {
 func (l *Ledger) add(e *entry) {
 	l.entries[e.ref.UID] = e
 	e.node.entries[e.ref.UID] = e
+	l.owned(e, 1)
 	l.count(e)
 }
 
@@ -255,13 +258,40 @@ func (l *Ledger) remove(e *entry) {
 	delete(l.entries, e.ref.UID)
 	delete(l.timed, e.ref.UID)
 	delete(e.node.entries, e.ref.UID)
+	l.owned(e, -1)
 	l.count(e)
+}
+
+// owned counts a replica on its node. The lock is held.
+func (l *Ledger) owned(e *entry, by int) {
+	if e.owner == "" {
+		return
+	}
+	on := l.owners[e.owner]
+	if on == nil {
+		on = map[*Node]int{}
+		l.owners[e.owner] = on
+	}
+	if on[e.node] += by; on[e.node] == 0 {
+		if delete(on, e.node); len(on) == 0 {
+			delete(l.owners, e.owner)
+		}
+	}
+}
+
+// Replicas counts an owner's pods by node: those that are offered, bound or leaving.
+func (l *Ledger) Replicas(owner string) map[*Node]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.owners[owner])
 }
 
 // Pod is what the ledger needs of a Pod object.
 type Pod struct {
 	Ref
 	Node string // spec.nodeName
+	// Owner is the UID of the controller whose replica the pod is, or empty.
+	Owner string
 	// Grant is the pod's grant where it is valid for this pod and node.
 	Grant      *api.Grant
 	Containers []Container
@@ -305,7 +335,7 @@ func (l *Ledger) SetPod(p Pod, now time.Time) {
 		e = nil
 	}
 	if e == nil {
-		e = &entry{ref: p.Ref, node: n}
+		e = &entry{ref: p.Ref, node: n, owner: p.Owner}
 		l.add(e)
 	}
 	e.state, e.grant, e.containers = Bound, *p.Grant, p.Containers
@@ -536,6 +566,8 @@ type Offer struct {
 	Prefer  fit.Prefer
 	// Allowed are the nodes that the scheduler may choose instead.
 	Allowed []*Node
+	// Owner is the UID of the controller whose replica the pod is, or empty.
+	Owner string
 }
 
 // Offer books a decision. If the node changed since the decision was made it
@@ -553,7 +585,7 @@ func (l *Ledger) Offer(o Offer, now time.Time) error {
 		l.remove(old)
 		l.publish(old.node)
 	}
-	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, host: o.Ask.Host, prefer: o.Prefer, allowed: o.Allowed}
+	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, host: o.Ask.Host, owner: o.Owner, prefer: o.Prefer, allowed: o.Allowed}
 	for i := range o.Ask.Containers {
 		c := &o.Ask.Containers[i]
 		e.containers = append(e.containers, containerOf(c))

@@ -29,7 +29,8 @@ const (
 
 // Config says how places are chosen.
 type Config struct {
-	// Policy for pods that don't name one.
+	// Policy for pods that don't name one. Prices, where it goes by them, are made of what
+	// pods ask, as they come.
 	Policy score.Policy
 	// Cooperative returns all nodes that fit and lets kube-scheduler choose,
 	// for every pod. Otherwise only pods with soft preferences of their own
@@ -42,6 +43,7 @@ type Placer struct {
 	ledger *ledger.Ledger
 	config Config
 	shapes shapes
+	market market
 
 	mu      sync.Mutex
 	waiting map[string]*waiter // by pod UID
@@ -58,6 +60,10 @@ type Pod struct {
 	Request api.Request
 	// Host is what the pod asks of its node beside cards; zero where that isn't known.
 	Host fit.Host
+	// Owner is the UID of the controller whose replica the pod is, or empty. Serves says
+	// that replicas stand in for one another, so that they should not all go with one node.
+	Owner  string
+	Serves bool
 	// Soft is true where the pod states preferences that kube-scheduler
 	// weighs: preferred affinity, soft spread.
 	Soft     bool
@@ -94,9 +100,9 @@ func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
 	if refusal != nil {
 		return Refuse(refusal.Reason, refusal.Detail)
 	}
-	ask = ask.WithHost(pod.Host)
-	c := call{Placer: p, pod: pod, ask: ask.Settle(), waits: ask, names: names, now: now}
-	c.shape = p.shapes.of(c.ask, p.policy(ask))
+	waits := ask.WithHost(pod.Host)
+	c := call{Placer: p, pod: pod, ask: waits.Settle(), waits: waits, names: names, now: now}
+	c.shape = p.shape(ask, c.ask)
 	c.nodes = p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
 	if out, done := c.held(); done {
 		return out
@@ -106,13 +112,13 @@ func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
 	for seen := p.ledger.FreedCount(); ; {
 		out := c.decide()
 		if out.Err != nil || len(out.Nodes) > 0 {
-			if c.offered {
-				p.Forget(pod.UID)
+			if c.offered && !p.Forget(pod.UID) {
+				p.market.arrived(p.ledger, c.ask, true)
 			}
 			return out
 		}
-		if out.Reason != "" && len(out.Failed) > 0 {
-			p.wait(c)
+		if out.Reason != "" && len(out.Failed) > 0 && !p.wait(c) {
+			p.market.arrived(p.ledger, c.ask, false)
 		}
 		now := p.ledger.FreedCount()
 		if now == seen {
@@ -128,11 +134,17 @@ func Refuse(reason fit.Reason, text string) Filtered {
 	return Filtered{Never: map[string]string{summaryNode: clip(text)}, Reason: reason}
 }
 
-func (p *Placer) policy(a *fit.Ask) score.Policy {
-	if s, ok := score.ByName(a.Policy); ok && a.Policy != "" {
-		return s
+// shape is the kind of request that an ask is: by prices with what it wants beside cards,
+// since that has a price, too, and otherwise without.
+func (p *Placer) shape(plain, hosted *fit.Ask) *shape {
+	policy := p.config.Policy
+	if s, ok := score.ByName(plain.Policy); ok && plain.Policy != "" {
+		policy = s
 	}
-	return p.config.Policy
+	if policy.Name != score.PriceName {
+		return p.shapes.of(plain, policy, nil)
+	}
+	return p.shapes.of(hosted, policy, &p.market)
 }
 
 // call is one filter call.
@@ -146,6 +158,7 @@ type call struct {
 	nodes []*ledger.Node // by position in names; nil where unknown
 	now   time.Time
 
+	prefer  fit.Prefer // as of the last scan
 	offered bool
 	over    *ledger.QuotaRefusal // why the last decision failed, if that is why
 }
@@ -186,10 +199,19 @@ type place struct {
 	version uint64
 	cost    int64
 	place   fit.Placement
+	// Between places of the same cost: how many of the pod's replicas are there, and its lot.
+	replicas int
+	lot      uint64
+	serves   bool
 }
 
-func (a place) before(b place) bool {
-	return a.cost < b.cost || a.cost == b.cost && a.node.Name < b.node.Name
+// order is that in which places are taken: for pods that serve a node without a replica
+// comes before one at less cost.
+func (a place) order(b place) int {
+	if a.serves && a.replicas != b.replicas {
+		return cmp.Compare(a.replicas, b.replicas)
+	}
+	return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.replicas, b.replicas), cmp.Compare(a.lot, b.lot), strings.Compare(a.node.Name, b.node.Name))
 }
 
 // decide scans, chooses and books. It repeats only if the chosen node filled up
@@ -206,7 +228,7 @@ func (c *call) decide() Filtered {
 			return out
 		}
 		best := fits[0]
-		offer := ledger.Offer{Ref: c.pod.Ref, Node: best.node, Version: best.version, Ask: c.ask, Place: best.place, Prefer: c.shape.policy.Card}
+		offer := ledger.Offer{Ref: c.pod.Ref, Node: best.node, Version: best.version, Ask: c.ask, Place: best.place, Prefer: c.prefer, Owner: c.pod.Owner}
 		names := make([]string, len(fits))
 		for i, f := range fits {
 			names[i] = f.node.Name
@@ -241,9 +263,14 @@ func (c *call) refuseQuota() Filtered {
 func (c *call) scan() []place {
 	many := c.cooperative()
 	var fits []place
+	var replicas map[*ledger.Node]int
+	if c.pod.Owner != "" && c.ask.Policy != score.Binpack.Name {
+		replicas = c.ledger.Replicas(c.pod.Owner)
+	}
 	c.shape.mu.Lock()
 	defer c.shape.mu.Unlock()
-	c.shape.hard = 0
+	c.shape.begin(c.ledger)
+	c.prefer = c.shape.policy.Card
 	for _, n := range c.nodes {
 		if n == nil {
 			continue
@@ -256,18 +283,22 @@ func (c *call) scan() []place {
 		if a.refusal != nil {
 			continue
 		}
-		f := place{n, a.version, a.cost, a.place}
+		f := place{node: n, version: a.version, cost: a.cost, place: a.place, replicas: replicas[n], serves: c.pod.Serves && replicas != nil}
+		if !many && len(fits) > 0 && a.cost > fits[0].cost && (!f.serves || f.replicas >= fits[0].replicas) {
+			continue
+		}
+		if c.shape.market != nil {
+			f.lot = lot(c.pod.UID, n)
+		}
 		switch {
 		case many || len(fits) == 0:
 			fits = append(fits, f)
-		case f.before(fits[0]):
+		case f.order(fits[0]) < 0:
 			fits[0] = f
 		}
 	}
 	if many {
-		slices.SortFunc(fits, func(a, b place) int {
-			return cmp.Or(cmp.Compare(a.cost, b.cost), strings.Compare(a.node.Name, b.node.Name))
-		})
+		slices.SortFunc(fits, place.order)
 		fits = fits[:min(len(fits), maxReturned)]
 	}
 	return fits
@@ -302,11 +333,12 @@ func (p *Placer) Prioritize(pod Pod, names [][]byte) []int64 {
 		return out
 	}
 	held, has := p.ledger.Held(pod.UID)
-	sh := p.shapes.of(ask.WithHost(pod.Host).Settle(), p.policy(ask))
+	sh := p.shape(ask, ask.WithHost(pod.Host).Settle())
 	nodes := p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
 	var at []int
 	var costs []int64
 	sh.mu.Lock()
+	sh.begin(p.ledger)
 	for i, n := range nodes {
 		if n == nil {
 			continue

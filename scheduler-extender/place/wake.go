@@ -27,6 +27,7 @@ type waiter struct {
 	ref      ledger.Ref
 	ask      *fit.Ask
 	shape    *shape
+	prefer   fit.Prefer
 	priority int32
 	created  time.Time
 	only     map[string]bool // the nodes that suit it; nil: any may
@@ -39,9 +40,9 @@ type waiter struct {
 	served uint64
 }
 
-// wait notes a refused pod.
-func (p *Placer) wait(c call) {
-	w := &waiter{ref: c.pod.Ref, ask: c.waits, shape: c.shape, priority: c.pod.Priority, created: c.pod.Created, over: c.over}
+// wait notes a refused pod, and reports whether it waits already.
+func (p *Placer) wait(c call) bool {
+	w := &waiter{ref: c.pod.Ref, ask: c.waits, shape: c.shape, prefer: c.prefer, priority: c.pod.Priority, created: c.pod.Created, over: c.over}
 	if len(c.names) < sampled {
 		w.only = make(map[string]bool, len(c.names))
 		for _, n := range c.names {
@@ -50,17 +51,21 @@ func (p *Placer) wait(c call) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if old := p.waiting[w.ref.UID]; old != nil {
+	old := p.waiting[w.ref.UID]
+	if old != nil {
 		w.wakes, w.notBefore, w.served = old.wakes, old.notBefore, old.served
 	}
 	p.waiting[w.ref.UID] = w
+	return old != nil
 }
 
-// Forget notes that a pod isn't waiting any more.
-func (p *Placer) Forget(uid string) {
+// Forget notes that a pod isn't waiting any more, and reports whether it was.
+func (p *Placer) Forget(uid string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	was := p.waiting[uid] != nil
 	delete(p.waiting, uid)
+	return was
 }
 
 // Waiting counts the pods that were refused and wait for room.
@@ -118,7 +123,7 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 				continue
 			}
 			fits++
-			pl, refusal := fit.Fit(v, w.ask, w.shape.policy.Card)
+			pl, refusal := fit.Fit(v, w.ask, w.prefer)
 			if refusal == nil {
 				at, place = i, pl
 				break

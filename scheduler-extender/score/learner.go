@@ -1,6 +1,8 @@
 package score
 
 import (
+	"slices"
+
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/price"
 )
@@ -78,6 +80,16 @@ func (l *Learner) Arrived(a *fit.Ask, placed bool) bool {
 		l.make(l.prices.Shapes)
 	}
 	return changed
+}
+
+// SetFleet says what nodes there are now, and reports whether prices are others for that.
+func (l *Learner) SetFleet(f Fleet) bool {
+	if slices.Equal(f, l.fleet) {
+		return false
+	}
+	l.fleet = slices.Clone(f)
+	l.make(l.prices.Shapes)
+	return true
 }
 
 func (l *Learner) make(shapes []price.Shape) {

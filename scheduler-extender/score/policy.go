@@ -14,7 +14,7 @@ const level = 1 << 50
 func (p *Prices) Policy() Policy {
 	pool := sync.Pool{New: func() any { return NewScorer(p) }}
 	return Policy{
-		Name: "price",
+		Name: PriceName,
 		Card: func(c *fit.Card, after fit.Amount) int64 { return p.preferCard(c, after) },
 		Node: func(n *fit.Node, a *fit.Ask, at fit.Placement) int64 {
 			s := pool.Get().(*Scorer)

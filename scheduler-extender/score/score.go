@@ -7,6 +7,8 @@
 package score
 
 import (
+	"sync"
+
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
 )
 
@@ -25,9 +27,17 @@ var Binpack = Policy{Name: "binpack", Card: packCard, Node: packNode}
 // Spread uses the emptiest card of the emptiest node.
 var Spread = Policy{Name: "spread", Card: spreadCard, Node: spreadNode}
 
+// PriceName names packing by prices, which change with what pods ask.
+const PriceName = "price"
+
+// common is packing by the prices of a common mix of pods, for who has none of his own.
+var common = sync.OnceValue(func() Policy { return NewLearner(nil).Prices().Policy() })
+
 // ByName finds a policy. Topology weighs nothing but room so far, as binpack.
 func ByName(name string) (Policy, bool) {
 	switch name {
+	case PriceName:
+		return common(), true
 	case "binpack", "topology":
 		return Binpack, true
 	case "spread":
