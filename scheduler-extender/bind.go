@@ -51,6 +51,7 @@ func (s *Server) bind(ctx context.Context, body []byte, fault error) any {
 	}
 	if fault != nil {
 		s.metrics.binds.WithLabelValues("fault").Inc()
+		s.log(ctx).Warn("bind not tried", "pod", a.PodNamespace+"/"+a.PodName, "uid", a.PodUID, "node", a.Node, "error", fault)
 		return &wirev1.ExtenderBindingResult{Error: fault.Error()}
 	}
 	pod := ledger.Ref{UID: string(a.PodUID), Namespace: a.PodNamespace, Name: a.PodName}
@@ -60,10 +61,10 @@ func (s *Server) bind(ctx context.Context, body []byte, fault error) any {
 	result, err := s.bindPod(ctx, pod, a.Node)
 	s.metrics.binds.WithLabelValues(result).Inc()
 	if err != nil {
-		s.Log.Warn("bind failed", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "node", a.Node, "error", err)
+		s.log(ctx).Warn("bind failed", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "node", a.Node, "error", err)
 		return &wirev1.ExtenderBindingResult{Error: err.Error()}
 	}
-	s.Log.Info("bound", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "node", a.Node, "as", result)
+	s.log(ctx).Info("bound", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID, "node", a.Node, "as", result)
 	return &wirev1.ExtenderBindingResult{}
 }
 

@@ -19,11 +19,16 @@ import (
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
+	"github.com/carve-gpu/carve/scheduler-extender/trace"
 )
 
 // maxBody bounds a request: ten thousand names of 253 bytes and the largest
 // pod that etcd stores fit well.
 const maxBody = 8 << 20
+
+// maxKept is the largest buffer that is kept for the next request: what ten
+// thousand names take. One that a single large request has grown goes.
+const maxKept = 1 << 20
 
 // Config is what a Server is made of.
 type Config struct {
@@ -66,7 +71,7 @@ func (s *Server) Verbs() http.Handler {
 	mux.HandleFunc("POST /filter", s.verb("filter", s.filter))
 	mux.HandleFunc("POST /prioritize", s.verb("prioritize", s.prioritize))
 	mux.HandleFunc("POST /bind", s.verb("bind", s.bind))
-	return s.authenticated(mux)
+	return trace.Handler(s.authenticated(mux))
 }
 
 // Plain serves what needs no certificate and shows no names: /healthz (the
@@ -96,7 +101,7 @@ func (s *Server) authenticated(next http.Handler) http.Handler {
 		}
 		if name == "" || name != s.Client {
 			s.metrics.denied.Inc()
-			s.Log.Warn("refused a caller", "remote", r.RemoteAddr, "path", r.URL.Path, "name", name)
+			s.log(r.Context()).Warn("refused a caller", "remote", r.RemoteAddr, "path", r.URL.Path, "name", name)
 			http.Error(w, "a client certificate of the scheduler is needed", http.StatusForbidden)
 			return
 		}
@@ -109,6 +114,31 @@ var errNotReady = errors.New("the extender's ledger is not complete yet")
 // bodies are reused: a request over ten thousand nodes takes 200 KiB.
 var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
+// log is the log of one request: its lines carry the request's trace.
+func (s *Server) log(ctx context.Context) *slog.Logger {
+	return s.Log.With("trace", trace.ID(ctx))
+}
+
+// traced puts the request's trace behind the error of a reply, if it has one,
+// so that whoever reads it in an event or a log of kube-scheduler finds ours.
+func traced(ctx context.Context, reply any) any {
+	id := trace.ID(ctx)
+	if id == "" {
+		return reply
+	}
+	switch r := reply.(type) {
+	case *wirev1.ExtenderFilterResult:
+		if r.Error != "" {
+			r.Error += " (trace " + id + ")"
+		}
+	case *wirev1.ExtenderBindingResult:
+		if r.Error != "" {
+			r.Error += " (trace " + id + ")"
+		}
+	}
+	return reply
+}
+
 // verb reads a bounded body, measures, and writes what the handler returns.
 // Faults of any kind go through the handler's own error reply.
 func (s *Server) verb(name string, handle func(ctx context.Context, body []byte, fault error) any) http.HandlerFunc {
@@ -117,7 +147,11 @@ func (s *Server) verb(name string, handle func(ctx context.Context, body []byte,
 		start := time.Now()
 		defer func() { seconds.Observe(time.Since(start).Seconds()) }()
 		buf := bodies.Get().(*bytes.Buffer)
-		defer bodies.Put(buf)
+		defer func() {
+			if buf.Cap() <= maxKept {
+				bodies.Put(buf)
+			}
+		}()
 		buf.Reset()
 		n, fault := buf.ReadFrom(io.LimitReader(r.Body, maxBody+1))
 		switch {
@@ -128,25 +162,26 @@ func (s *Server) verb(name string, handle func(ctx context.Context, body []byte,
 		case !s.Ready():
 			fault = errNotReady
 		}
-		reply, err := json.Marshal(handle(r.Context(), buf.Bytes(), fault))
+		reply, err := json.Marshal(traced(r.Context(), handle(r.Context(), buf.Bytes(), fault)))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		if _, err := w.Write(reply); err != nil {
-			s.Log.Debug("reply lost", "verb", name, "error", err)
+			s.log(r.Context()).Debug("reply lost", "verb", name, "error", err)
 		}
 	}
 }
 
-func (s *Server) filter(_ context.Context, body []byte, fault error) any {
+func (s *Server) filter(ctx context.Context, body []byte, fault error) any {
 	s.metrics.lastFilter.Set(float64(s.Now().Unix()))
 	var a args
 	if fault == nil {
 		a, fault = decodeArgs(body)
 	}
 	if fault != nil {
+		s.log(ctx).Info("filter: not answered", "error", fault)
 		return &wirev1.ExtenderFilterResult{Error: fault.Error()}
 	}
 	var out place.Filtered
@@ -155,7 +190,7 @@ func (s *Server) filter(_ context.Context, body []byte, fault error) any {
 	} else {
 		out = s.Placer.Filter(a.pod, a.names, s.Now())
 	}
-	log := s.Log.With("pod", a.pod.Namespace+"/"+a.pod.Name, "uid", a.pod.UID)
+	log := s.log(ctx).With("pod", a.pod.Namespace+"/"+a.pod.Name, "uid", a.pod.UID)
 	switch {
 	case out.Err != nil:
 		log.Info("filter: not now", "error", out.Err)
@@ -181,13 +216,14 @@ func (s *Server) filter(_ context.Context, body []byte, fault error) any {
 
 // prioritize has no way to report an error but the status; a fault scores all
 // nodes alike, and bind decides.
-func (s *Server) prioritize(_ context.Context, body []byte, fault error) any {
+func (s *Server) prioritize(ctx context.Context, body []byte, fault error) any {
 	list := wirev1.HostPriorityList{}
-	if fault != nil {
-		return list
+	var a args
+	if fault == nil {
+		a, fault = decodeArgs(body)
 	}
-	a, err := decodeArgs(body)
-	if err != nil {
+	if fault != nil {
+		s.log(ctx).Info("prioritize: all nodes alike", "error", fault)
 		return list
 	}
 	scores := make([]int64, len(a.names))

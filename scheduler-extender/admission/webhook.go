@@ -17,6 +17,8 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-gpu/carve/scheduler-extender/trace"
 )
 
 const (
@@ -65,7 +67,7 @@ func New(c Config) *Webhook {
 // caller didn't bring, and changes nothing.
 func (w *Webhook) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST "+Path, http.TimeoutHandler(http.HandlerFunc(w.serve), cmp.Or(w.Limit, answerLimit), "the review took too long"))
+	mux.Handle("POST "+Path, trace.Handler(http.TimeoutHandler(http.HandlerFunc(w.serve), cmp.Or(w.Limit, answerLimit), "the review took too long")))
 	return mux
 }
 
@@ -75,13 +77,14 @@ func (w *Webhook) serve(out http.ResponseWriter, r *http.Request) {
 	reply, result, err := w.review(http.MaxBytesReader(out, r.Body, maxBody))
 	w.reviews.WithLabelValues(result).Inc()
 	if err != nil {
-		w.Log.Warn("admission review failed; the pod is let through as it is", "error", err)
-		http.Error(out, err.Error(), http.StatusBadRequest)
+		id := trace.ID(r.Context())
+		w.Log.Warn("admission review failed; the pod is let through as it is", "trace", id, "error", err)
+		http.Error(out, fmt.Sprintf("%v (trace %s)", err, id), http.StatusBadRequest)
 		return
 	}
 	out.Header().Set("Content-Type", "application/json")
 	if _, err := out.Write(reply); err != nil {
-		w.Log.Debug("admission reply lost", "error", err)
+		w.Log.Debug("admission reply lost", "trace", trace.ID(r.Context()), "error", err)
 	}
 }
 
