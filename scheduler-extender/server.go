@@ -114,29 +114,10 @@ var errNotReady = errors.New("the extender's ledger is not complete yet")
 // bodies are reused: a request over ten thousand nodes takes 200 KiB.
 var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-// log is the log of one request: its lines carry the request's trace.
+// log is the log of one request: its lines carry the request's trace. Replies don't: an error
+// that reads otherwise at each try makes an event of each, and a write of the pod's condition.
 func (s *Server) log(ctx context.Context) *slog.Logger {
 	return s.Log.With("trace", trace.ID(ctx))
-}
-
-// traced puts the request's trace behind the error of a reply, if it has one,
-// so that whoever reads it in an event or a log of kube-scheduler finds ours.
-func traced(ctx context.Context, reply any) any {
-	id := trace.ID(ctx)
-	if id == "" {
-		return reply
-	}
-	switch r := reply.(type) {
-	case *wirev1.ExtenderFilterResult:
-		if r.Error != "" {
-			r.Error += " (trace " + id + ")"
-		}
-	case *wirev1.ExtenderBindingResult:
-		if r.Error != "" {
-			r.Error += " (trace " + id + ")"
-		}
-	}
-	return reply
 }
 
 // verb reads a bounded body, measures, and writes what the handler returns.
@@ -162,7 +143,7 @@ func (s *Server) verb(name string, handle func(ctx context.Context, body []byte,
 		case !s.Ready():
 			fault = errNotReady
 		}
-		reply, err := json.Marshal(traced(r.Context(), handle(r.Context(), buf.Bytes(), fault)))
+		reply, err := json.Marshal(handle(r.Context(), buf.Bytes(), fault))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return

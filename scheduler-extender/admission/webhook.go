@@ -79,7 +79,7 @@ func (w *Webhook) serve(out http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		id := trace.ID(r.Context())
 		w.Log.Warn("admission review failed; the pod is let through as it is", "trace", id, "error", err)
-		http.Error(out, fmt.Sprintf("%v (trace %s)", err, id), http.StatusBadRequest)
+		http.Error(out, err.Error(), http.StatusBadRequest)
 		return
 	}
 	out.Header().Set("Content-Type", "application/json")
