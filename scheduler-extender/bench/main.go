@@ -59,7 +59,7 @@ func main() {
 		err = load(os.Args[2])
 	} else {
 		sizes := flag.String("nodes", "100,1000,5000,10000", "numbers of nodes, each of eight cards and eight pods")
-		policy := flag.String("policy", score.PriceName, "price, binpack or spread")
+		policy := flag.String("policy", score.Binpack.Name, "price, binpack or spread")
 		flag.Parse()
 		err = run(strings.Split(*sizes, ","), *policy)
 	}
