@@ -12,7 +12,15 @@ import (
 // larger of what its containers need together and of what starting them needs, with sidecars,
 // overhead, what the pod as a whole asks for, and what a resize has in force.
 func HostOf(p *corev1.Pod) fit.Host {
-	sum := resource.PodRequests(p, resource.PodResourcesOptions{UseStatusResources: true})
+	return host(requests(p))
+}
+
+func requests(p *corev1.Pod) corev1.ResourceList {
+	return resource.PodRequests(p, resource.PodResourcesOptions{UseStatusResources: true})
+}
+
+// host is what one pod with such requests takes.
+func host(sum corev1.ResourceList) fit.Host {
 	return fit.Host{CPUMilli: sum.Cpu().MilliValue(), MemMiB: mebibytes(sum, true), Pods: 1}
 }
 
@@ -31,7 +39,7 @@ func keepHost(trimmed, p *corev1.Pod) {
 	if p.Spec.NodeName == "" || ended(p) {
 		return
 	}
-	sum := resource.PodRequests(p, resource.PodResourcesOptions{UseStatusResources: true})
+	sum := requests(p)
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
 		if q, ok := sum[name]; ok && !q.IsZero() {
 			if trimmed.Spec.Overhead == nil {
@@ -42,10 +50,7 @@ func keepHost(trimmed, p *corev1.Pod) {
 	}
 }
 
-func keptHost(trimmed *corev1.Pod) fit.Host {
-	o := trimmed.Spec.Overhead
-	return fit.Host{CPUMilli: o.Cpu().MilliValue(), MemMiB: mebibytes(o, true), Pods: 1}
-}
+func keptHost(trimmed *corev1.Pod) fit.Host { return host(trimmed.Spec.Overhead) }
 
 // allocatable is what pods may have of a node beside cards.
 func allocatable(n *corev1.Node) fit.Host {

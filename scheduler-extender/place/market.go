@@ -89,5 +89,12 @@ func lot(uid string, n *ledger.Node) uint64 {
 	return h ^ h>>33
 }
 
+// arrived counts a pod where prices are gone by.
+func (p *Placer) arrived(c call, placed bool) {
+	if p.config.Policy.Name == score.PriceName {
+		p.market.arrived(p.ledger, c.ask, placed)
+	}
+}
+
 // Prices are those that the policy "price" goes by now.
 func (p *Placer) Prices() *score.Prices { return p.market.prices(p.ledger) }

@@ -188,17 +188,18 @@ func TestChoiceByPriceIsThatOfAScan(t *testing.T) {
 // others those nodes are taken that cost the least.
 func TestReplicasAreSpread(t *testing.T) {
 	for name, c := range map[string]struct {
-		owner, wish string
-		serves      bool
-		nodes       int
+		policy, owner, wish string
+		serves              bool
+		nodes               int
 	}{
-		"replicas that serve":   {"deployment", "", true, 4},
-		"parts of a job":        {"job", "", false, 1}, // other nodes are kept whole
-		"pods of their own":     {"", "", false, 1},
-		"replicas that binpack": {"deployment", "binpack", true, 1},
+		"replicas that serve":   {"price", "deployment", "", true, 4},
+		"as is usual":           {"binpack", "deployment", "", true, 4},
+		"parts of a job":        {"price", "job", "", false, 1}, // other nodes are kept whole
+		"pods of their own":     {"price", "", "", false, 1},
+		"replicas that binpack": {"price", "deployment", "binpack", true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := cluster(policy("price"), 4, 8)
+			r := cluster(policy(c.policy), 4, 8)
 			on := map[string]bool{}
 			for i := range 4 {
 				p := pod(fmt.Sprint("r", i), api.ContainerRequest{Name: "app", Cards: 1, Whole: true})

@@ -113,12 +113,12 @@ func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
 		out := c.decide()
 		if out.Err != nil || len(out.Nodes) > 0 {
 			if c.offered && !p.Forget(pod.UID) {
-				p.market.arrived(p.ledger, c.ask, true)
+				p.arrived(c, true)
 			}
 			return out
 		}
 		if out.Reason != "" && len(out.Failed) > 0 && !p.wait(c) {
-			p.market.arrived(p.ledger, c.ask, false)
+			p.arrived(c, false)
 		}
 		now := p.ledger.FreedCount()
 		if now == seen {
