@@ -5,7 +5,6 @@
  * and end a process is none.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,27 +20,6 @@
 #include "probe.h"
 
 enum { MOST_AT_ONCE = 16, LOOK_NS = 200000 };
-
-static uint64_t (*soft_clock_ns)(void);
-static int (*soft_sleep_until_ns)(uint64_t);
-static int (*soft_clock_leave)(void);
-
-static void find_clock(void) {
-  void *driver = dlopen("/usr/lib/carve/driver/libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (!driver) driver = cuda.handle;
-  *(void **)&soft_clock_ns = dlsym(driver, "softgpu_clock_ns");
-  *(void **)&soft_sleep_until_ns = dlsym(driver, "softgpu_sleep_until_ns");
-  *(void **)&soft_clock_leave = dlsym(driver, "softgpu_clock_leave");
-}
-
-static uint64_t now_ns(void) { return soft_clock_ns ? soft_clock_ns() : wall_ns(); }
-
-static void sleep_until(uint64_t until) {
-  uint64_t now = now_ns();
-  if (until <= now) return;
-  if (soft_sleep_until_ns) soft_sleep_until_ns(until);
-  else nap_ns(until - now);
-}
 
 /* One of them: says that it is ready, works, says that it is done. */
 static int work(int report, uint64_t device, uint64_t kernel_ns, uint64_t launches) {
@@ -143,7 +121,7 @@ int probe_chain(int argc, char **argv) {
     kill(ones[i].pid, SIGKILL);
     waitpid(ones[i].pid, NULL, 0);
   }
-  if (soft_clock_leave) soft_clock_leave();
+  leave_clock();
   line("load");
   field_result(fault ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS);
   field_number("processes", count);

@@ -5,7 +5,6 @@
  * they are the machine's. Durations are drawn within 30 % of their mean, the same for the same seed.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <signal.h>
@@ -33,28 +32,6 @@ typedef struct { uint64_t thought_ns, launched_ns; } window;
 
 /* What one of several processes did, which the first adds up. */
 typedef struct { window windows[MOST_WINDOWS], all; } account;
-
-static uint64_t (*soft_clock_ns)(void);
-static int (*soft_sleep_until_ns)(uint64_t);
-static int (*soft_clock_leave)(void);
-
-/* The software GPU's clock, behind carve's front too. */
-static void find_clock(void) {
-  void *driver = dlopen("/usr/lib/carve/driver/libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (!driver) driver = cuda.handle;
-  *(void **)&soft_clock_ns = dlsym(driver, "softgpu_clock_ns");
-  *(void **)&soft_sleep_until_ns = dlsym(driver, "softgpu_sleep_until_ns");
-  *(void **)&soft_clock_leave = dlsym(driver, "softgpu_clock_leave");
-}
-
-static uint64_t now_ns(void) { return soft_clock_ns ? soft_clock_ns() : wall_ns(); }
-
-static void sleep_until(uint64_t until) {
-  uint64_t now = now_ns();
-  if (until <= now) return;
-  if (soft_sleep_until_ns) soft_sleep_until_ns(until);
-  else nap_ns(until - now);
-}
 
 /* xorshift64*: the same on every machine. */
 static double chance(uint64_t *state) {
@@ -216,7 +193,7 @@ int probe_load(int argc, char **argv) {
     iterations[k] = p.kernels[k];
     /* A software GPU needs no calibration, and with a virtual clock there may be nobody to let the time pass. */
     if (iteration_ps) iterations[k] = p.kernels[k] * 1000 / iteration_ps + 1;
-    else if (code == PROBE_OK && !soft_clock_ns) code = spin_iterations(functions[k], p.blocks, 1024, p.kernels[k], &iterations[k]);
+    else if (code == PROBE_OK && !on_soft_clock()) code = spin_iterations(functions[k], p.blocks, 1024, p.kernels[k], &iterations[k]);
   }
   if (code != PROBE_OK) return code;
   CUresult result = CUDA_SUCCESS;
@@ -242,7 +219,7 @@ int probe_load(int argc, char **argv) {
   if (capture && result == CUDA_SUCCESS) result = cuda.cuStreamEndCapture(captured, &graph);
   if (result == CUDA_SUCCESS) result = cuda.cuCtxSynchronize();
   uint64_t drained = now_ns() - began;
-  if (soft_clock_leave) soft_clock_leave(); /* what it waits for from here on isn't time */
+  leave_clock(); /* what it waits for from here on isn't time */
   add_up(&f);
   for (unsigned int i = 0; i < MOST_WINDOWS && p.window_ns && p.skip_ns + (i + 1) * p.window_ns <= p.length_ns; i++) {
     line("window");

@@ -99,6 +99,16 @@ figures figures_now(void);
 /* The driver's library behind carve's front; NULL where there is no front. */
 void *driver_behind(const char *library);
 
+/* ---- the clock (clock.c) ---- */
+
+/* Before any of the others, with CUDA loaded. */
+void find_clock(void);
+bool on_soft_clock(void);
+uint64_t now_ns(void);
+void sleep_until(uint64_t until);
+/* What this process waits for from here on isn't time on the software GPU. */
+void leave_clock(void);
+
 /* ---- the ways to get memory (alloc.c) ---- */
 
 typedef enum { BY_ALLOC, BY_PITCH, BY_MANAGED, BY_ASYNC, BY_VMM, BY_LEGACY, BY_ARRAY, WAYS } way;
