@@ -124,6 +124,14 @@ type GPUNodeStatus struct {
 	// +listMapKey=uuid
 	// +kubebuilder:validation:MaxItems=64
 	Cards []Card `json:"cards,omitempty"`
+	// Released are the UIDs of pods whose slices were made and taken away again since
+	// the report before: none has shown them, and what was counted for them is free.
+	// They stay until the next change; of very many the last ones are named.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=128
+	Released []string `json:"released,omitempty"`
 }
 
 // Summary adds up a node's cards.
@@ -323,6 +331,9 @@ const (
 	Prepared = "prepared"
 	Active   = "active"
 )
+
+// MaxReleased is how many pods a report names as released.
+const MaxReleased = 256
 
 // Layers that hold memory limits, strongest first; advisory is where only the
 // library does.

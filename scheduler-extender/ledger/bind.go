@@ -94,9 +94,12 @@ func (l *Ledger) EndBind(uid string, o Outcome, now time.Time) {
 		e.state, e.ask, e.allowed = Bound, nil, nil
 		l.ends(e, now.Add(l.config.ConfirmTTL))
 		if e.gone {
-			l.leave(e, now)
+			l.part(e, true, now)
 		}
-	case o == Refused || e.gone:
+	case e.gone && o == Unknown:
+		e.state = Bound
+		l.part(e, true, now)
+	case o == Refused:
 		l.remove(e)
 		l.publish(e.node)
 	default:

@@ -22,8 +22,8 @@ type Config struct {
 	// ConfirmTTL is how long a written bind may stay unseen in the API's
 	// events before the pod is looked up; default 30 s.
 	ConfirmTTL time.Duration
-	// LeaveGrace is how long a pod that ran and vanished before any report
-	// showed it stays counted; default 10 s.
+	// LeaveGrace is how long a pod that may have run, and ended or vanished before
+	// any report told of it, stays counted at most; default 10 s.
 	LeaveGrace time.Duration
 }
 
@@ -222,7 +222,7 @@ func (l *Ledger) DropReport(name string, now time.Time) {
 // over. The lock is held; the caller publishes.
 func (l *Ledger) settle(n *Node, now time.Time) {
 	for _, e := range n.entries {
-		if n.report != nil && len(n.report.slices[e.ref.UID]) > 0 {
+		if n.report != nil && (len(n.report.slices[e.ref.UID]) > 0 || n.report.released[e.ref.UID]) {
 			e.reported = true
 			if e.state == Releasing && !e.behind() {
 				l.ends(e, time.Time{}) // from here on the report decides
@@ -310,7 +310,12 @@ func (l *Ledger) SetPod(p Pod, now time.Time) {
 	l.setForeign(p)
 	switch {
 	case p.Ended:
-		l.leave(e, now)
+		if e != nil {
+			// What ran so shortly that no report shows it yet may still be at work by
+			// the next one.
+			e.started = e.started || p.Started
+			l.part(e, e.started, now)
+		}
 		return
 	case p.Node == "":
 		return
@@ -360,22 +365,32 @@ func (l *Ledger) DropPod(uid string, now time.Time) {
 		e.gone = true // the reply to the write decides
 		return
 	}
-	if e != nil && e.state == Bound && e.started && (!e.reported || e.behind()) && !e.node.info.OutOfService {
-		// It ran, so the node has its share, and the report that says so, or
-		// that says how large it has become, is still under way.
-		e.state = Releasing
-		l.count(e)
-		l.ends(e, now.Add(l.config.LeaveGrace))
+	if e != nil {
+		// kubelet ends a pod before it lets it be deleted. This one it may not have
+		// heard of yet: its containers may start a moment from now.
+		l.part(e, e.confirmed, now)
+	}
+}
+
+// part takes in that a pod has ended or is gone. Where its node may have its share, and
+// the report that says so, or that says how large it has become, is still under way, it
+// stays counted until that report, or until LeaveGrace has passed. The lock is held.
+func (l *Ledger) part(e *entry, mayRun bool, now time.Time) {
+	if e.state != Bound || e.binding || !mayRun || e.reported && !e.behind() || e.node.info.OutOfService {
+		l.leave(e, now)
 		return
 	}
-	l.leave(e, now)
+	e.state = Releasing
+	l.count(e)
+	l.ends(e, now.Add(l.config.LeaveGrace))
+	l.publish(e.node) // it holds its cards, and nothing else of the node
 }
 
 // leave lets go of a pod that holds nothing any more but what its node's report
 // shows. The lock is held.
 func (l *Ledger) leave(e *entry, now time.Time) {
 	switch {
-	case e == nil || e.binding:
+	case e.binding:
 		return
 	case e.state == Releasing && !e.until.IsZero():
 		return

@@ -108,6 +108,13 @@ func wantUsed(t testing.TB, l *ledger.Ledger, want int64) {
 	}
 }
 
+// released is a report of an empty node that says of whom it let go.
+func released(uids ...string) *v1alpha1.GPUNode {
+	r := report("n1", 80000, 1)
+	r.Status.Released = uids
+	return r
+}
+
 func TestALifeOfAShare(t *testing.T) {
 	l := books(t, 80000)
 	g := bind(t, l, "a", 8000)
@@ -160,8 +167,61 @@ func TestWhatCounts(t *testing.T) {
 		}, 0},
 		"share-2: of a pod deleted before it started nothing, at once": {func(l *ledger.Ledger, t *testing.T) {
 			pod(l, t)
+			l.SetPod(ledger.Pod{Ref: ref("a"), Ended: true}, epoch) // by kubelet
 			l.DropPod("uid-a", epoch)
 		}, 0},
+		"of a pod that vanished unreported all, for a while: its node may be starting it": {func(l *ledger.Ledger, t *testing.T) {
+			pod(l, t)
+			l.DropPod("uid-a", epoch) // by force
+			l.Sweep(epoch.Add(5 * time.Second))
+		}, 8000},
+		"and nothing once its node let go of it": {func(l *ledger.Ledger, t *testing.T) {
+			pod(l, t)
+			l.DropPod("uid-a", epoch)
+			l.SetReport(released("uid-a"), epoch)
+		}, 0},
+		"and its slice where it was started all the same": {func(l *ledger.Ledger, t *testing.T) {
+			pod(l, t)
+			l.DropPod("uid-a", epoch)
+			l.SetReport(report("n1", 80000, 1, slice("uid-a", "app", 8000)), epoch)
+			l.Sweep(epoch.Add(time.Minute))
+		}, 8000},
+		"of a pod that ran and ended unreported all, for a while": {func(l *ledger.Ledger, t *testing.T) {
+			pod(l, t)
+			l.SetPod(ledger.Pod{Ref: ref("a"), Ended: true, Started: true}, epoch)
+			l.SetReport(report("n1", 80000, 1), epoch) // from before
+			l.Sweep(epoch.Add(5 * time.Second))
+		}, 8000},
+		"and nothing once its node told of it": {func(l *ledger.Ledger, t *testing.T) {
+			pod(l, t)
+			l.SetPod(ledger.Pod{Ref: ref("a"), Ended: true, Started: true}, epoch)
+			l.SetReport(released("uid-b", "uid-a"), epoch)
+		}, 0},
+		"nor where its node told of it before": {func(l *ledger.Ledger, t *testing.T) {
+			pod(l, t)
+			l.SetReport(released("uid-a"), epoch)
+			l.SetPod(ledger.Pod{Ref: ref("a"), Ended: true, Started: true}, epoch)
+		}, 0},
+		"of a pod that vanished while it was bound all, for a while": {func(l *ledger.Ledger, t *testing.T) {
+			if err := offer(t, l, "a", 8000, epoch); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := l.BeginBind(ref("a"), "n1", epoch); err != nil {
+				t.Fatal(err)
+			}
+			l.DropPod("uid-a", epoch)
+			l.EndBind("uid-a", ledger.Written, epoch)
+		}, 8000},
+		"also where nobody knows whether it was bound": {func(l *ledger.Ledger, t *testing.T) {
+			if err := offer(t, l, "a", 8000, epoch); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := l.BeginBind(ref("a"), "n1", epoch); err != nil {
+				t.Fatal(err)
+			}
+			l.DropPod("uid-a", epoch)
+			l.EndBind("uid-a", ledger.Unknown, epoch)
+		}, 8000},
 		"of a pod that ran and vanished unreported all, for a while": {func(l *ledger.Ledger, t *testing.T) {
 			p := seen("a", bind(t, l, "a", 8000))
 			p.Started = true
@@ -369,9 +429,9 @@ func TestEndBind(t *testing.T) {
 		"written":                    {ledger.Written, false, 8000, ledger.Bound, true},
 		"refused":                    {ledger.Refused, false, 0, 0, false},
 		"unknown":                    {ledger.Unknown, false, 8000, ledger.Offered, true},
-		"written, deleted meanwhile": {ledger.Written, true, 0, 0, false},
+		"written, deleted meanwhile": {ledger.Written, true, 8000, ledger.Releasing, true},
 		"refused, deleted meanwhile": {ledger.Refused, true, 0, 0, false},
-		"unknown, deleted meanwhile": {ledger.Unknown, true, 0, 0, false},
+		"unknown, deleted meanwhile": {ledger.Unknown, true, 8000, ledger.Releasing, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := books(t, 80000)

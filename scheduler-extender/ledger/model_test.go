@@ -54,6 +54,9 @@ type modelPod struct {
 	ran    bool
 	onNode bool // the node really has the share
 	shown  bool // some report showed it since the ledger knows it
+
+	everTold bool // some report showed it
+	released bool // the node let go of it, and no report showed it
 }
 
 func (w *world) held() []*modelPod {
@@ -354,6 +357,8 @@ func (w *world) end(t *rapid.T) {
 		p.mind, p.bound, p.until = "bound", true, w.now.Add(30*time.Second)
 	case o == ledger.Unknown && !p.gone:
 		p.mind, p.until, p.open = "offered", w.now.Add(15*time.Second), true
+	case o != ledger.Refused:
+		w.parts(p)
 	default:
 		p.mind = ""
 	}
@@ -371,8 +376,22 @@ func (w *world) tell(t *rapid.T) {
 
 func (w *world) endPod(t *rapid.T) {
 	p := w.pick(t, func(p *modelPod) bool { return p.told && !p.gone && !p.ended })
-	p.ended, p.mind = true, ""
-	w.l.SetPod(ledger.Pod{Ref: p.ref, Node: p.node, Grant: &p.grant, Ended: true}, w.now)
+	p.ended, p.ran = true, p.ran || p.onNode
+	w.l.SetPod(ledger.Pod{Ref: p.ref, Node: p.node, Grant: &p.grant, Ended: true, Started: p.ran}, w.now)
+	if p.mind == "binding" {
+		return // the reply decides
+	}
+	if p.mind = ""; p.ran {
+		w.parts(p)
+	}
+}
+
+// parts holds the share of a pod that may be at work for a while, unless a report told
+// of it.
+func (w *world) parts(p *modelPod) {
+	if p.mind, p.until = "leaving", w.now.Add(10*time.Second); p.shown || w.lost[p.node] {
+		p.mind = ""
+	}
 }
 
 func (w *world) delete(t *rapid.T) {
@@ -381,10 +400,9 @@ func (w *world) delete(t *rapid.T) {
 	w.l.DropPod(p.ref.UID, w.now)
 	switch {
 	case p.mind == "binding":
-	case w.lost[p.node]:
-		p.mind = ""
-	case p.mind == "bound" && p.ran && !p.shown:
-		p.mind, p.until = "leaving", w.now.Add(10*time.Second)
+	case p.mind == "leaving":
+	case p.mind == "bound" && p.told:
+		w.parts(p)
 	default:
 		p.mind = ""
 	}
@@ -393,7 +411,9 @@ func (w *world) delete(t *rapid.T) {
 // work lets a node take in or let go of a share; nobody is told yet.
 func (w *world) work(t *rapid.T) {
 	p := w.pick(t, func(p *modelPod) bool { return p.bound })
+	had := p.onNode
 	p.onNode = !p.ended && !p.gone || p.onNode && rapid.Bool().Draw(t, "still")
+	p.released = p.released || had && !p.onNode && !p.everTold // no report told of it
 }
 
 // report tells the truth about a node, sometimes with a smaller share.
@@ -413,9 +433,17 @@ func (w *world) report(t *rapid.T) {
 	}
 	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
 		p := w.pods[uid]
+		if p.node == name && p.released {
+			p.released, p.shown = false, true
+			r.Status.Released = append(r.Status.Released, uid)
+			if p.mind == "leaving" {
+				p.mind = ""
+			}
+		}
 		if p.node != name || !p.onNode {
 			continue
 		}
+		p.everTold = true
 		for i := range r.Status.Cards {
 			if r.Status.Cards[i].UUID == p.card {
 				s := slice(uid, "app", max(1, p.mib+int64(rapid.IntRange(-1, 1).Draw(t, "drift"))))

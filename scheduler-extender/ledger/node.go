@@ -70,6 +70,8 @@ type report struct {
 	cards  []cardReport
 	byUUID map[string]int
 	slices map[string][]slice // by pod UID
+	// released are pods of which the node let go before any report showed them.
+	released map[string]bool
 }
 
 type cardReport struct {
@@ -107,6 +109,12 @@ func newReport(n *v1alpha1.GPUNode) *report {
 	}
 	if n.Spec.SlotsPerCard != nil {
 		slots = int(*n.Spec.SlotsPerCard)
+	}
+	if len(n.Status.Released) > 0 {
+		r.released = make(map[string]bool, len(n.Status.Released))
+		for _, uid := range n.Status.Released {
+			r.released[uid] = true
+		}
 	}
 	cordoned := map[string]bool{}
 	for _, u := range n.Spec.CordonedCards {

@@ -182,6 +182,7 @@ func (w *resizing) tell(*rapid.T) {
 	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
 		p := w.pods[uid]
 		if p.gone {
+			r.Status.Released = append(r.Status.Released, uid) // at least those that no report showed
 			continue
 		}
 		for _, name := range []string{"app", "side"} {

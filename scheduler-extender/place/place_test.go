@@ -371,7 +371,7 @@ func TestWake(t *testing.T) {
 	}
 	r.l.TakeFreed()
 	r.l.SetPod(ledger.Pod{Ref: ledger.Ref{UID: "uid-holder", Namespace: "default", Name: "holder"}, Node: "n1", Grant: &g, Containers: []ledger.Container{{Name: "app"}}}, epoch)
-	r.l.DropPod("uid-holder", epoch)
+	r.l.SetPod(ledger.Pod{Ref: ledger.Ref{UID: "uid-holder", Namespace: "default", Name: "holder"}, Node: "n1", Ended: true}, epoch)
 	freed := r.l.TakeFreed()
 	if len(freed) != 1 || freed[0].Name != "n1" {
 		t.Fatalf("freed %v", freed)
@@ -469,7 +469,7 @@ func TestWakingInVainGetsRare(t *testing.T) {
 	r.run(t, pod("holder", share(81920)))
 	p := pod("a", share(1000))
 	r.filter(p)
-	r.l.DropPod("uid-holder", epoch)
+	r.l.SetPod(ledger.Pod{Ref: ledger.Ref{UID: "uid-holder", Namespace: "default", Name: "holder"}, Node: "n1", Ended: true}, epoch)
 	freed := r.l.TakeFreed()
 	now, wakes := epoch, 0
 	for range 20 {

@@ -205,6 +205,8 @@ type Agent struct {
 
 	// written is the report as last written. It belongs to writeReports.
 	written *v1alpha1.GPUNode
+	// unshown are pods that hold nothing any more and that no report has shown.
+	unshown []string
 }
 
 // holding is a pod's slices in memory.
@@ -214,6 +216,8 @@ type holding struct {
 	// for what an earlier process prepared.
 	prepared   bool
 	preparedAt time.Time
+	// shown says that a report of this process has told of it.
+	shown bool
 	// next is a later grant that is being put in force; meanwhile the record's
 	// is, and room is kept for both.
 	next *record

@@ -274,7 +274,7 @@ func (a *Agent) release(r record) error {
 	}
 	a.stepped("journal-removed")
 	a.mu.Lock()
-	delete(a.held, uid)
+	a.letGo(uid)
 	a.mu.Unlock()
 	a.stirMPS()
 	a.forget(uid)

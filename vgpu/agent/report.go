@@ -119,6 +119,7 @@ func (a *Agent) status() v1alpha1.GPUNodeStatus {
 		s.Summary.Slices += int32(len(card.Slices))
 	}
 	s.Enforcement, s.EnforcementReason = enforcement(s.Cards, reasons)
+	s.Released = slices.Clone(a.unshown)
 	for _, h := range a.held {
 		if !h.prepared && h.State == stateHeld {
 			continue
@@ -283,11 +284,15 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool,
 	if a.written != nil && a.written.UID == have.UID && newer(a.written.ResourceVersion, have.ResourceVersion) {
 		have = a.written // the watch is a moment behind our own write
 	}
-	if equality.Semantic.DeepEqual(have.Status, want) {
+	same := want
+	if len(want.Released) == 0 {
+		same.Released = have.Status.Released // it goes with the next change
+	}
+	if equality.Semantic.DeepEqual(have.Status, same) {
 		a.reportStands()
 		return false, 0, nil
 	}
-	if fresh, wait := a.fresh(time.Now()); len(fresh) > 0 && equality.Semantic.DeepEqual(without(have.Status, fresh), without(want, fresh)) {
+	if fresh, wait := a.fresh(time.Now()); len(fresh) > 0 && equality.Semantic.DeepEqual(without(have.Status, fresh), without(same, fresh)) {
 		return false, wait, nil
 	}
 	next := have.DeepCopy()
@@ -308,7 +313,36 @@ func (a *Agent) writeReport(ctx context.Context, store cache.Store) (wrote bool,
 	}
 	a.written = got
 	a.reportStands()
+	a.shown(want)
 	return true, 0, nil
+}
+
+// shown notes of whom a report that was written tells.
+func (a *Agent) shown(s v1alpha1.GPUNodeStatus) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range s.Cards {
+		for _, x := range c.Slices {
+			if h := a.held[x.PodUID]; h != nil {
+				h.shown = true
+			}
+		}
+	}
+	a.unshown = slices.DeleteFunc(a.unshown, func(uid string) bool { return slices.Contains(s.Released, uid) })
+}
+
+// letGo notes that a pod holds nothing any more. If no report has shown that it did,
+// the next one says so: the extender counts the pod until then. a.mu is held.
+func (a *Agent) letGo(uid string) {
+	h := a.held[uid]
+	delete(a.held, uid)
+	if h == nil || h.shown || slices.Contains(a.unshown, uid) {
+		return
+	}
+	a.unshown = append(a.unshown, uid)
+	if more := len(a.unshown) - v1alpha1.MaxReleased; more > 0 {
+		a.unshown = slices.Delete(a.unshown, 0, more) // their time runs out in the extender
+	}
 }
 
 // fresh are the pods whose slices were prepared a moment ago, and the time until

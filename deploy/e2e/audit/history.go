@@ -119,18 +119,19 @@ func (h *History) DoubleBookings() []string {
 		}
 		for _, card := range cards {
 			var total Amount
-			var who []string
+			var who, how []string
 			for _, uid := range slices.Sorted(maps.Keys(pods)) {
 				if a := held(pods[uid], gone[uid], card); a.Pods > 0 {
 					total = total.plus(a)
 					who = append(who, pods[uid].Name)
+					how = append(how, explained(pods[uid], gone[uid], card, a))
 				}
 			}
 			if fault := total.over(card.MemoryMiB); fault != "" {
 				key := fmt.Sprint(card.UUID, who)
 				if !said[key] {
 					said[key] = true
-					out = append(out, fmt.Sprintf("card %s at version %d: %s: pods %v", card.UUID, e.version, fault, who))
+					out = append(out, fmt.Sprintf("card %s at version %d: %s: pods %v", card.UUID, e.version, fault, how))
 				}
 			}
 		}
@@ -245,6 +246,25 @@ func held(p Pod, gone bool, card v1alpha1.Card) Amount {
 		was.MemMiB, was.Cores = max(was.MemMiB, cg.MemMiB), max(was.Cores, cg.Cores)
 	}
 	return Peak(g, p.Containers, card.UUID)
+}
+
+// explained names a pod with what it holds, as what, and what the report shows of it.
+func explained(p Pod, gone bool, card v1alpha1.Card, a Amount) string {
+	as := "granted"
+	switch {
+	case gone:
+		as = "gone"
+	case p.Over:
+		as = "over"
+	case p.Grant != nil && p.Grant.Generation > 1:
+		as = fmt.Sprintf("granted, generation %d", p.Grant.Generation)
+	}
+	for _, s := range card.Slices {
+		if s.PodUID == p.UID {
+			as += fmt.Sprintf("; %s %s %d MiB of generation %d", s.Container, s.State, s.MemMiB, s.Generation)
+		}
+	}
+	return fmt.Sprintf("%s %d MiB (%s)", p.Name, a.MemMiB, as)
 }
 
 // Strange says in what way a running container has what its pod was never

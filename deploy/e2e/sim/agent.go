@@ -37,6 +37,7 @@ type holding struct {
 	inits      map[string]bool
 	active     bool
 	preparedAt time.Time
+	shown      bool // a report told of it
 }
 
 // amount is what a pod holds of one card at most.
@@ -115,7 +116,7 @@ func (n *node) take(p *corev1.Pod) error {
 		}
 	}
 	if before != nil {
-		h.active, h.preparedAt = before.active, before.preparedAt
+		h.active, h.preparedAt, h.shown = before.active, before.preparedAt, before.shown
 	}
 	n.held[uid] = h
 	n.report()
@@ -151,8 +152,11 @@ func (n *node) room(uid, card string, want amount) error {
 func (n *node) drop(uid types.UID) {
 	n.mu.Lock()
 	delete(n.ran, string(uid))
-	_, had := n.held[string(uid)]
+	h, had := n.held[string(uid)]
 	delete(n.held, string(uid))
+	if had && !h.shown {
+		n.unshown = append(n.unshown, string(uid))
+	}
 	n.mu.Unlock()
 	if had {
 		n.report()
@@ -215,6 +219,7 @@ func (n *node) status() v1alpha1.GPUNodeStatus {
 		s.Summary.MemoryMiB += c.MemoryMiB
 		s.Summary.Slices += int32(len(c.Slices))
 	}
+	s.Released = slices.Clone(n.unshown[max(0, len(n.unshown)-v1alpha1.MaxReleased):])
 	return s
 }
 
@@ -277,8 +282,14 @@ func (f *Fleet) writeReport(ctx context.Context, n *node) (wrote bool, again tim
 	if gone {
 		return false, 0, nil
 	}
-	if have != nil && equality.Semantic.DeepEqual(have.Status, want) {
-		return false, 0, nil
+	if have != nil {
+		same := want
+		if len(want.Released) == 0 {
+			same.Released = have.Status.Released // it goes with the next change
+		}
+		if equality.Semantic.DeepEqual(have.Status, same) {
+			return false, 0, nil
+		}
 	}
 	if wait > 0 {
 		return false, wait, nil
@@ -306,6 +317,14 @@ func (f *Fleet) writeReport(ctx context.Context, n *node) (wrote bool, again tim
 	}
 	n.mu.Lock()
 	n.written, n.writes = got, n.writes+1
+	n.unshown = slices.DeleteFunc(n.unshown, func(uid string) bool { return slices.Contains(want.Released, uid) })
+	for _, c := range want.Cards {
+		for _, x := range c.Slices {
+			if h := n.held[x.PodUID]; h != nil {
+				h.shown = true
+			}
+		}
+	}
 	n.mu.Unlock()
 	return true, 0, nil
 }
@@ -315,6 +334,9 @@ func (f *Fleet) writeReport(ctx context.Context, n *node) (wrote bool, again tim
 func (n *node) onlyFresh(have *v1alpha1.GPUNode, want v1alpha1.GPUNodeStatus) time.Duration {
 	if have == nil {
 		return 0
+	}
+	if len(want.Released) == 0 {
+		want.Released = have.Status.Released
 	}
 	wait := time.Duration(0)
 	fresh := map[string]bool{}

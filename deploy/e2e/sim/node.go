@@ -58,6 +58,8 @@ type node struct {
 	// written is the report as last written, writes how many there were.
 	written *v1alpha1.GPUNode
 	writes  int
+	// unshown are pods that hold nothing any more and that no report has shown.
+	unshown []string
 }
 
 func newNode(spec Node, index int) *node {
