@@ -230,3 +230,27 @@ func TestPricesAreMadeOfWhatRuns(t *testing.T) {
 		t.Errorf("%+v", shapes)
 	}
 }
+
+// A share goes to a card in use where prices see no difference, so that a pod that wants a
+// whole one finds it.
+func TestPricesOpenNoCardForNothing(t *testing.T) {
+	for _, cards := range []int{2, 4, 8} {
+		for first := range 20 {
+			for _, cores := range []int{0, 30} {
+				r := cluster(policy("price"), 1, cards)
+				r.l.SetNode("n1", ledger.NodeInfo{Managed: true, Host: fit.Host{CPUMilli: 64000, MemMiB: 256 << 10, Pods: 110}})
+				asks := []api.ContainerRequest{share(int64(first+1) * 1000), share(16000), share(3000)}
+				asks[0].Cores = cores
+				on := map[string]bool{}
+				for i, c := range asks {
+					p := pod(fmt.Sprint("p", i), c)
+					p.Host = fit.Host{CPUMilli: 100, MemMiB: 128, Pods: 1}
+					on[r.run(t, p).Containers["app"][0].Card] = true
+				}
+				if len(on) > 1 {
+					t.Errorf("%d cards, a share of %d000 MiB and %d %%, two small ones: %d cards are in use", cards, first+1, cores, len(on))
+				}
+			}
+		}
+	}
+}

@@ -118,11 +118,15 @@ func (s *Scorer) judgeShare(a *fit.Ask) (fit.Placement, int64, bool) {
 			s.size = percent(c.On(card), card.MemMiB)
 			s.model = s.common(a, s.load.family.table.AmountOf(s.size.cores, s.size.mem))
 		}
-		cost := s.shareCost(card, after)
+		cost := s.rounded(s.shareCost(card, after))
 		s.least = min(s.least, cost)
+		// Of cards between which prices see no difference the one that is in use already.
+		if !card.Touched {
+			cost++
+		}
 		return cost
 	})
-	return p, s.rounded(s.least), ok
+	return p, s.least, ok
 }
 
 // priceShare is what a share costs on a card of the node.
