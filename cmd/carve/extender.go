@@ -82,7 +82,7 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 	addPageNamesFlag(cmd, &o.pageNames, page.NamesLocal)
 	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "further host names and IP addresses that the server's certificate is for; localhost, the pod's IP and the Service's are found")
 	f.StringVar(&o.service, "service", "carve-extender", "Service whose cluster IP the certificate is for; empty for none")
-	f.StringVar(&o.policy, "policy", "binpack", "where pods go that don't say: binpack, spread, price (by what is lost to the pods that usually come: fuller in clusters that are always full, and sooner on cards that nobody is on)")
+	f.StringVar(&o.policy, "policy", score.PriceName, "where pods go that don't say: price (where it costs least of what the pods that usually come could use), binpack (cards in use first: leaves most nodes idle, for autoscalers that take them away), spread")
 	f.StringVar(&o.placement, "placement", "offered", "who chooses among nodes: offered (the extender, save for pods with preferences of their own), cooperative (kube-scheduler, among nodes that fit)")
 	f.DurationVar(&o.offerTTL, "offer-ttl", 15*time.Second, "how long a decision waits for its bind")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn, error")
