@@ -54,10 +54,16 @@ type Ledger struct {
 	freedSeq atomic.Uint64
 	signal   chan struct{}
 
+	// names is written under both locks.
 	names struct {
 		sync.RWMutex
 		nodes map[string]*Node
+		epoch uint64        // grows with each node that comes or goes
+		ids   int           // above all that were given
+		state []*stateChunk // by Node.ID
 	}
+	lastTable atomic.Pointer[table]
+	lastOrder atomic.Pointer[order]
 }
 
 // New makes an empty ledger.
@@ -67,17 +73,6 @@ func New(c Config) *Ledger {
 		signal: make(chan struct{}, 1)}
 	l.names.nodes = map[string]*Node{}
 	return l
-}
-
-// Resolve looks up nodes by name and appends them to out, nil for names that
-// aren't known.
-func (l *Ledger) Resolve(names [][]byte, out []*Node) []*Node {
-	l.names.RLock()
-	defer l.names.RUnlock()
-	for _, n := range names {
-		out = append(out, l.names.nodes[string(n)])
-	}
-	return out
 }
 
 // Node looks up one node; nil if it isn't known.
@@ -110,9 +105,7 @@ func (l *Ledger) node(name string) *Node {
 		l.nextID++
 	}
 	l.publish(n)
-	l.names.Lock()
-	l.names.nodes[name] = n
-	l.names.Unlock()
+	l.named(n)
 	return n
 }
 
@@ -126,14 +119,13 @@ func (l *Ledger) publish(n *Node) {
 	}
 	now := &Snapshot{Version: l.version, Known: n.known, NodeInfo: n.info, View: view, DebtMiB: debt, Served: n.served}
 	old := n.snap.Swap(now)
+	l.mirror(n, now)
 	if grew(old, now) {
 		l.freed[n] = struct{}{}
 		l.tell()
 	}
 	if old != nil && !n.known && n.report == nil && n.agent == (Agent{}) && len(n.entries) == 0 && len(n.foreign) == 0 && len(n.hosted) == 0 {
-		l.names.Lock()
-		delete(l.names.nodes, n.Name)
-		l.names.Unlock()
+		l.unnamed(n)
 		delete(l.freed, n)
 		l.ids = append(l.ids, n.ID)
 	}

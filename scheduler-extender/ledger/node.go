@@ -48,6 +48,7 @@ type Node struct {
 	ID   int
 	Name string
 	snap atomic.Pointer[Snapshot]
+	lot  uint64
 
 	// Below is guarded by the ledger's lock.
 	info    NodeInfo

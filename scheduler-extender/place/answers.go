@@ -64,6 +64,17 @@ func (s *shape) begin(l *ledger.Ledger) {
 	s.round++
 }
 
+// known is the answer for a node in a version, if there is one. The shape's lock is held.
+func (s *shape) known(id int32, version uint64) *answer {
+	if int(id) >= len(s.answers) {
+		return nil
+	}
+	if a := &s.answers[id]; a.version == version && a.round == s.round {
+		return a
+	}
+	return nil
+}
+
 // at answers for one node. The shape's lock is held; the result is valid until
 // the next call.
 func (s *shape) at(n *ledger.Node, snap *ledger.Snapshot) *answer {

@@ -30,9 +30,10 @@ type miss struct {
 // explain fills in why no node takes the pod: node by node for a few, summed up
 // by reason with the nearest miss for many.
 func (c *call) explain(out *Filtered) {
-	misses := make([]miss, 0, len(c.nodes))
+	misses := make([]miss, 0, c.nodes.Len())
 	c.shape.mu.Lock()
-	for i, n := range c.nodes {
+	for i := range c.nodes.Len() {
+		n := c.nodes.Node(i)
 		m := miss{name: string(c.names[i]), node: n}
 		switch {
 		case n == nil || !n.Snapshot().Known:

@@ -73,21 +73,10 @@ func fleet(l *ledger.Ledger) score.Fleet {
 	return out
 }
 
-// lot decides between places of the same cost, by chance that is the same each time. Always
-// the first one makes all kinds of pods meet on the same nodes, which leaves rests there that
-// suit none of them.
-func lot(uid string, n *ledger.Node) uint64 {
-	// FNV-1a over both, and a finish that lets each bit count: names differ in the last letters.
-	h := uint64(14695981039346656037)
-	for _, s := range [...]string{uid, n.Name} {
-		for i := range len(s) {
-			h = (h ^ uint64(s[i])) * 1099511628211
-		}
-	}
-	h ^= h >> 33
-	h *= 0xff51afd7ed558ccd
-	return h ^ h>>33
-}
+// lot decides between places of the same cost, by chance that is the same each time: of a
+// pod and a node. Always the first one makes all kinds of pods meet on the same nodes, which
+// leaves rests there that suit none of them.
+func lot(pod, node uint64) uint64 { return ledger.Mix(pod ^ node) }
 
 // arrived counts a pod where prices are gone by.
 func (p *Placer) arrived(c call, placed bool) {

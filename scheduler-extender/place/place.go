@@ -103,7 +103,7 @@ func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
 	waits := ask.WithHost(pod.Host)
 	c := call{Placer: p, pod: pod, ask: waits.Settle(), waits: waits, names: names, now: now}
 	c.shape = p.shape(ask, c.ask)
-	c.nodes = p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
+	c.nodes = p.ledger.Among(names)
 	if out, done := c.held(); done {
 		return out
 	}
@@ -155,7 +155,7 @@ type call struct {
 	waits *fit.Ask // of any, for a pod that is refused now
 	shape *shape
 	names [][]byte
-	nodes []*ledger.Node // by position in names; nil where unknown
+	nodes *ledger.Among
 	now   time.Time
 
 	prefer  fit.Prefer // as of the last scan
@@ -171,7 +171,7 @@ func (c *call) held() (Filtered, bool) {
 	if !ok {
 		return Filtered{}, false
 	}
-	among := slices.Contains(c.nodes, h.Node)
+	among := c.nodes.Has(h.Node)
 	switch {
 	case h.Binding:
 		return Filtered{Err: ledger.ErrInFlight}, true
@@ -195,6 +195,7 @@ func (c *call) cooperative() bool { return c.config.Cooperative || c.pod.Soft }
 
 // place is a node that fits.
 type place struct {
+	at      int // among the nodes asked for
 	node    *ledger.Node
 	version uint64
 	cost    int64
@@ -207,11 +208,18 @@ type place struct {
 
 // order is that in which places are taken: for pods that serve a node without a replica
 // comes before one at less cost.
-func (a place) order(b place) int {
-	if a.serves && a.replicas != b.replicas {
+func (a *place) order(b *place, nodes *ledger.Among) int {
+	switch {
+	case a.serves && a.replicas != b.replicas:
 		return cmp.Compare(a.replicas, b.replicas)
+	case a.cost != b.cost:
+		return cmp.Compare(a.cost, b.cost)
+	case a.replicas != b.replicas:
+		return cmp.Compare(a.replicas, b.replicas)
+	case a.lot != b.lot:
+		return cmp.Compare(a.lot, b.lot)
 	}
-	return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.replicas, b.replicas), cmp.Compare(a.lot, b.lot), strings.Compare(a.node.Name, b.node.Name))
+	return strings.Compare(nodes.Node(a.at).Name, nodes.Node(b.at).Name)
 }
 
 // decide scans, chooses and books. It repeats only if the chosen node filled up
@@ -267,39 +275,55 @@ func (c *call) scan() []place {
 	if c.pod.Owner != "" && c.ask.Policy != score.Binpack.Name {
 		replicas = c.ledger.Replicas(c.pod.Owner)
 	}
+	serves := c.pod.Serves && replicas != nil
+	drawn := ledger.LotOf(c.pod.UID)
 	c.shape.mu.Lock()
 	defer c.shape.mu.Unlock()
 	c.shape.begin(c.ledger)
 	c.prefer = c.shape.policy.Card
-	for _, n := range c.nodes {
-		if n == nil {
+	for i, id := range c.nodes.IDs {
+		if id < 0 {
 			continue
 		}
-		snap := n.Snapshot()
-		if !snap.Managed {
+		version, managed, _ := c.nodes.State(i)
+		if !managed {
 			continue
 		}
-		a := c.shape.at(n, snap)
-		if a.refusal != nil {
+		a := c.shape.known(id, version)
+		if a == nil {
+			n := c.nodes.Node(i)
+			snap := n.Snapshot()
+			if !snap.Managed {
+				continue
+			}
+			a = c.shape.at(n, snap)
+		}
+		if a.refusal != nil || !many && len(fits) > 0 && a.cost > fits[0].cost && !serves {
 			continue
 		}
-		f := place{node: n, version: a.version, cost: a.cost, place: a.place, replicas: replicas[n], serves: c.pod.Serves && replicas != nil}
-		if !many && len(fits) > 0 && a.cost > fits[0].cost && (!f.serves || f.replicas >= fits[0].replicas) {
-			continue
-		}
+		f := place{at: i, cost: a.cost, serves: serves}
 		if c.shape.market != nil {
-			f.lot = lot(c.pod.UID, n)
+			f.lot = lot(drawn, c.nodes.Lot(i))
+		}
+		if len(replicas) > 0 {
+			f.replicas = replicas[c.nodes.Node(i)]
 		}
 		switch {
 		case many || len(fits) == 0:
-			fits = append(fits, f)
-		case f.order(fits[0]) < 0:
-			fits[0] = f
+		case f.order(&fits[0], c.nodes) < 0:
+			fits = fits[:0]
+		default:
+			continue
 		}
+		f.version, f.place = a.version, a.place
+		fits = append(fits, f)
 	}
 	if many {
-		slices.SortFunc(fits, place.order)
+		slices.SortFunc(fits, func(a, b place) int { return a.order(&b, c.nodes) })
 		fits = fits[:min(len(fits), maxReturned)]
+	}
+	for i := range fits {
+		fits[i].node = c.nodes.Node(fits[i].at)
 	}
 	return fits
 }
@@ -310,12 +334,12 @@ func (c *call) withOthers(names []string) Filtered {
 	if !c.pod.Request.WholeOnly() {
 		return Filtered{Nodes: names}
 	}
-	for _, n := range c.nodes {
-		if n == nil {
+	for i, id := range c.nodes.IDs {
+		if id < 0 {
 			continue
 		}
-		if s := n.Snapshot(); s.Known && !s.Managed && s.Cards {
-			names = append(names, n.Name)
+		if _, _, others := c.nodes.State(i); others {
+			names = append(names, c.nodes.Node(i).Name)
 		}
 	}
 	return Filtered{Nodes: names}
@@ -334,12 +358,13 @@ func (p *Placer) Prioritize(pod Pod, names [][]byte) []int64 {
 	}
 	held, has := p.ledger.Held(pod.UID)
 	sh := p.shape(ask, ask.WithHost(pod.Host).Settle())
-	nodes := p.ledger.Resolve(names, make([]*ledger.Node, 0, len(names)))
+	nodes := p.ledger.Among(names)
 	var at []int
 	var costs []int64
 	sh.mu.Lock()
 	sh.begin(p.ledger)
-	for i, n := range nodes {
+	for i := range names {
+		n := nodes.Node(i)
 		if n == nil {
 			continue
 		}
