@@ -60,8 +60,11 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policy, ok := score.ByName(o.policy)
+			if o.policy == autoPolicy {
+				policy, ok = score.ByName(score.PriceName)
+			}
 			if !ok {
-				return usagef(cmd, "--policy %q: allowed are price, binpack, spread", o.policy)
+				return usagef(cmd, "--policy %q: allowed are auto, price, binpack, spread", o.policy)
 			}
 			if o.placement != "offered" && o.placement != "cooperative" {
 				return usagef(cmd, "--placement %q: allowed are offered, cooperative", o.placement)
@@ -82,7 +85,7 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 	addPageNamesFlag(cmd, &o.pageNames, page.NamesLocal)
 	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "further host names and IP addresses that the server's certificate is for; localhost, the pod's IP and the Service's are found")
 	f.StringVar(&o.service, "service", "carve-extender", "Service whose cluster IP the certificate is for; empty for none")
-	f.StringVar(&o.policy, "policy", score.PriceName, "where pods go that don't say: price (where it costs least of what the pods that usually come could use), binpack (cards in use first: leaves most nodes idle, for autoscalers that take them away), spread")
+	f.StringVar(&o.policy, "policy", autoPolicy, fmt.Sprintf("where pods go that don't say: price (where it costs least of what the pods that usually come could use), binpack (cards in use first: leaves most nodes idle, for autoscalers that take them away), spread, auto (price from %d cards on, binpack where there are fewer)", pricesFrom))
 	f.StringVar(&o.placement, "placement", "offered", "who chooses among nodes: offered (the extender, save for pods with preferences of their own), cooperative (kube-scheduler, among nodes that fit)")
 	f.DurationVar(&o.offerTTL, "offer-ttl", 15*time.Second, "how long a decision waits for its bind")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn, error")
@@ -216,7 +219,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		return err
 	}
 	books := ledger.New(ledger.Config{OfferTTL: o.offerTTL})
-	placer := place.New(books, place.Config{Policy: policy, Cooperative: o.placement == "cooperative"})
+	placer := place.New(books, place.Config{Policy: policy, PricesFrom: o.pricesFrom(), Cooperative: o.placement == "cooperative"})
 	informer := reports.Informer(0, nil)
 	source, err := cluster.NewSource(cluster.Config{
 		Kube: kube, Namespace: o.namespace, Reports: informer, Ledger: books, Forget: func(uid string) { placer.Forget(uid) }, Log: log, Now: time.Now,
@@ -275,6 +278,19 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	default:
 		return err
 	}
+}
+
+// autoPolicy is the policy "price" in a cluster of pricesFrom cards or more.
+const (
+	autoPolicy = "auto"
+	pricesFrom = 64
+)
+
+func (o *extenderOptions) pricesFrom() int {
+	if o.policy == autoPolicy {
+		return pricesFrom
+	}
+	return 0
 }
 
 // names are those that the server is reached by, as far as they are known at

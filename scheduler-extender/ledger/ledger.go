@@ -52,6 +52,7 @@ type Ledger struct {
 	nextID  int
 
 	freedSeq atomic.Uint64
+	cards    atomic.Int64 // of managed nodes
 	signal   chan struct{}
 
 	// names is written under both locks.
@@ -120,6 +121,7 @@ func (l *Ledger) publish(n *Node) {
 	now := &Snapshot{Version: l.version, Known: n.known, NodeInfo: n.info, View: view, DebtMiB: debt, Served: n.served}
 	old := n.snap.Swap(now)
 	l.mirror(n, now)
+	l.cards.Add(int64(now.cards() - old.cards()))
 	if grew(old, now) {
 		l.freed[n] = struct{}{}
 		l.tell()
@@ -130,6 +132,9 @@ func (l *Ledger) publish(n *Node) {
 		l.ids = append(l.ids, n.ID)
 	}
 }
+
+// Cards is how many cards the managed nodes have. It takes no lock.
+func (l *Ledger) Cards() int { return int(l.cards.Load()) }
 
 // tell signals that there may be room for a pod that had none.
 func (l *Ledger) tell() {

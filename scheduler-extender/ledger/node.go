@@ -42,6 +42,14 @@ type Snapshot struct {
 	Served uint64
 }
 
+// cards of a node that carve manages; a nil snapshot has none.
+func (s *Snapshot) cards() int {
+	if s == nil || !s.Known || !s.Managed {
+		return 0
+	}
+	return len(s.View.Cards)
+}
+
 // Node is a handle that stays valid for the life of the ledger.
 type Node struct {
 	// ID is small and unique among the nodes; it is meant as an index.

@@ -254,3 +254,23 @@ func TestPricesOpenNoCardForNothing(t *testing.T) {
 		}
 	}
 }
+
+// In a cluster of a few cards what has come so far says nothing of what will.
+func TestPricesNeedACluster(t *testing.T) {
+	c := policy("price")
+	c.PricesFrom = 16
+	for _, nodes := range []int{1, 2} {
+		r := cluster(c, nodes, 8)
+		where := map[string]bool{}
+		for i := range 3 { // of 49 %: two on a card, or by the common prices one
+			g := r.run(t, pod(fmt.Sprint("p", i), share(40000)))
+			where[g.Node] = true
+		}
+		if r.l.Cards() != nodes*8 {
+			t.Errorf("%d nodes: %d cards", nodes, r.l.Cards())
+		}
+		if byPrice := len(where) > 1; byPrice != (nodes > 1) {
+			t.Errorf("%d nodes: %d are in use", nodes, len(where))
+		}
+	}
+}

@@ -32,6 +32,11 @@ type Config struct {
 	// Policy for pods that don't name one. Prices, where it goes by them, are made of what
 	// pods ask, as they come.
 	Policy score.Policy
+	// PricesFrom is how many cards there must be for pods that name no policy to go by
+	// prices. Where there are fewer, too few pods come to say what the next ones ask, and
+	// score.Binpack is taken, which keeps as many cards whole as it can. Prices are learnt
+	// meanwhile.
+	PricesFrom int
 	// Cooperative returns all nodes that fit and lets kube-scheduler choose,
 	// for every pod. Otherwise only pods with soft preferences of their own
 	// are handled so, and the others get exactly one node.
@@ -138,6 +143,9 @@ func Refuse(reason fit.Reason, text string) Filtered {
 // since that has a price, too, and otherwise without.
 func (p *Placer) shape(plain, hosted *fit.Ask) *shape {
 	policy := p.config.Policy
+	if policy.Name == score.PriceName && p.ledger.Cards() < p.config.PricesFrom {
+		policy = score.Binpack
+	}
 	if s, ok := score.ByName(plain.Policy); ok && plain.Policy != "" {
 		policy = s
 	}
