@@ -44,6 +44,8 @@ var annotations = []string{
 	AnnotationIsolation,
 	AnnotationManagedMemory,
 	AnnotationOversell,
+	AnnotationPlacement,
+	AnnotationPlan,
 	AnnotationResize,
 	AnnotationResizeResult,
 	AnnotationWake,
@@ -56,7 +58,7 @@ func Annotations() []string { return slices.Clone(annotations) }
 // OwnAnnotations lists the annotations that speak of one pod and no other: a copy of the
 // pod must not take them along.
 func OwnAnnotations() []string {
-	return []string{AnnotationGrant, AnnotationResize, AnnotationResizeResult, AnnotationWake}
+	return []string{AnnotationGrant, AnnotationPlan, AnnotationResize, AnnotationResizeResult, AnnotationWake}
 }
 
 // NamesCDIDevices returns the annotation, if any, by which a pod names devices

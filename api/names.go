@@ -33,6 +33,10 @@ const (
 	// AnnotationWake is touched by the extender on a waiting pod when room
 	// for it appeared: kube-scheduler then looks at the pod again at once.
 	AnnotationWake = "carve.dev/wake"
+	// AnnotationPlacement is a Placement: offered, planned or auto.
+	AnnotationPlacement = "carve.dev/placement"
+	// AnnotationPlan carries a Plan. Only the extender may write it.
+	AnnotationPlan = "carve.dev/plan"
 	// AnnotationIsolation chooses a Mode for the pod's shares.
 	AnnotationIsolation = "carve.dev/isolation"
 	// AnnotationCardModels lists card models that the pod accepts, separated
@@ -64,6 +68,10 @@ const (
 	// "<pod UID>/<container>@<generation of the grant>".
 	AnnotationSlice = "carve.dev/slice"
 )
+
+// GatePlan is the scheduling gate of pods that wait for their plan. The webhook adds it, and
+// the extender takes it away in the write that carries the plan.
+const GatePlan = "carve.dev/plan"
 
 // AnnotationRequiredPlugins is NRI's: a YAML list of the plugins without which a
 // container of the pod isn't created, where the runtime's default validator is

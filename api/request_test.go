@@ -234,8 +234,8 @@ func TestRefusedAnnotationsNameWhatIsAllowed(t *testing.T) {
 		"in HAMi's words":           {api.HAMiMode, "hami_core", "hami-core, mps (did you mean hami-core?)"},
 		"a policy":                  {api.AnnotationCardPolicy, "Spread", "binpack, spread, topology (did you mean spread?)"},
 		"nothing at all":            {api.AnnotationCompute, "", "elastic, fixed"},
-		"a mistyped annotation":     {"carve.dev/card-modles", "A100", "one of carve.dev/card-models, carve.dev/card-policy, carve.dev/card-uuids, carve.dev/compute, carve.dev/compute-priority, carve.dev/isolation, carve.dev/managed-memory, carve.dev/oversell (did you mean carve.dev/card-models?)"},
-		"one that is written by us": {"carve.dev/resizes", "x", "one of carve.dev/card-models, carve.dev/card-policy, carve.dev/card-uuids, carve.dev/compute, carve.dev/compute-priority, carve.dev/isolation, carve.dev/managed-memory, carve.dev/oversell"},
+		"a mistyped annotation":     {"carve.dev/card-modles", "A100", "one of carve.dev/card-models, carve.dev/card-policy, carve.dev/card-uuids, carve.dev/compute, carve.dev/compute-priority, carve.dev/isolation, carve.dev/managed-memory, carve.dev/oversell, carve.dev/placement (did you mean carve.dev/card-models?)"},
+		"one that is written by us": {"carve.dev/resizes", "x", "one of carve.dev/card-models, carve.dev/card-policy, carve.dev/card-uuids, carve.dev/compute, carve.dev/compute-priority, carve.dev/isolation, carve.dev/managed-memory, carve.dev/oversell, carve.dev/placement"},
 	} {
 		_, err := api.ParseRequest(app("nvidia.com/gpumem", "8000"), map[string]string{c.key: c.value})
 		var fault *api.FieldError

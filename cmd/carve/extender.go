@@ -38,6 +38,7 @@ type extenderOptions struct {
 	client                string
 	namespace, service    string
 	policy, placement     string
+	releaseAfter          time.Duration
 	offerTTL              time.Duration
 	pageNames             string
 	webhook               webhookOptions
@@ -66,8 +67,11 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 			if !ok {
 				return usagef(cmd, "--policy %q: allowed are auto, price, binpack, spread", o.policy)
 			}
-			if o.placement != "offered" && o.placement != "cooperative" {
-				return usagef(cmd, "--placement %q: allowed are offered, cooperative", o.placement)
+			if _, err := api.ParsePlacement(o.placement); (err != nil || o.placement == "") && o.placement != cooperative {
+				return usagef(cmd, "--placement %q: allowed are offered, planned, auto, cooperative", o.placement)
+			}
+			if o.releaseAfter < 0 {
+				return usagef(cmd, "--release-after %v: 0 or more is needed", o.releaseAfter)
 			}
 			if err := checkPageNames(cmd, o.pageNames); err != nil {
 				return err
@@ -86,7 +90,8 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "further host names and IP addresses that the server's certificate is for; localhost, the pod's IP and the Service's are found")
 	f.StringVar(&o.service, "service", "carve-extender", "Service whose cluster IP the certificate is for; empty for none")
 	f.StringVar(&o.policy, "policy", autoPolicy, fmt.Sprintf("where pods go that don't say: price (where it costs least of what the pods that usually come could use), binpack (cards in use first: leaves most nodes idle, for autoscalers that take them away), spread, auto (price from %d cards on, binpack where there are fewer)", pricesFrom))
-	f.StringVar(&o.placement, "placement", "offered", "who chooses among nodes: offered (the extender, save for pods with preferences of their own), cooperative (kube-scheduler, among nodes that fit)")
+	f.StringVar(&o.placement, "placement", string(api.Offered), fmt.Sprintf("when pods are placed that don't say: offered (when kube-scheduler asks, among the nodes that it names), planned (before kube-scheduler sees them, among all nodes; until one has room they are held back by a scheduling gate), auto (planned from %d nodes on, where kube-scheduler names a sample), cooperative (kube-scheduler chooses, among nodes that fit)", api.SampledFrom))
+	f.DurationVar(&o.releaseAfter, "release-after", 30*time.Second, "how long a planned pod is held back for want of room before kube-scheduler, and so an autoscaler, sees it; 0: for ever")
 	f.DurationVar(&o.offerTTL, "offer-ttl", 15*time.Second, "how long a decision waits for its bind")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn, error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text, json")
@@ -219,7 +224,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		return err
 	}
 	books := ledger.New(ledger.Config{OfferTTL: o.offerTTL})
-	placer := place.New(books, place.Config{Policy: policy, PricesFrom: o.pricesFrom(), Cooperative: o.placement == "cooperative"})
+	placer := place.New(books, place.Config{Policy: policy, PricesFrom: o.pricesFrom(), Cooperative: o.placement == cooperative})
 	informer := reports.Informer(0, nil)
 	source, err := cluster.NewSource(cluster.Config{
 		Kube: kube, Namespace: o.namespace, Reports: informer, Ledger: books, Forget: func(uid string) { placer.Forget(uid) }, Log: log, Now: time.Now,
@@ -236,8 +241,10 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		Ready: source.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
 		Page: page.Handler(page.Config{Source: clusterPage{books, informer.GetStore()}, Names: page.Names(o.pageNames), Done: ctx.Done()}),
 	})
+	planner := newPlanner(ctx, kube, books, placer, source, o.releaseAfter, registry, log)
+	waker.Planner = planner
 	resizer := newResizer(ctx, kube, books, source, registry, log)
-	webhook, err := o.newWebhook(kube, bundle, registry, log)
+	webhook, err := o.newWebhook(kube, bundle, books, registry, log)
 	if err != nil {
 		return err
 	}
@@ -267,6 +274,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	})
 	parts.Go(func() { waker.Run(ctx) })
 	parts.Go(func() { resizer.Run(ctx) })
+	parts.Go(func() { planner.Run(ctx) })
 	parts.Go(func() { tainter.Run(ctx) })
 	parts.Go(func() { o.findService(ctx, kube, certs, log) })
 	err = server.Serve(ctx, verbs, certs.TLS(), plain)
@@ -279,6 +287,9 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 		return err
 	}
 }
+
+// cooperative is a placement of the cluster's, not of a pod's.
+const cooperative = "cooperative"
 
 // autoPolicy is the policy "price" in a cluster of pricesFrom cards or more.
 const (

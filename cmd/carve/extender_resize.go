@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,8 @@ import (
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
+	"github.com/carve-gpu/carve/scheduler-extender/place"
+	"github.com/carve-gpu/carve/scheduler-extender/planner"
 )
 
 // Reasons of the extender's events on pods.
@@ -30,9 +33,7 @@ func newResizer(ctx context.Context, kube kubernetes.Interface, books *ledger.Le
 		Name: "carve_extender_resizes_total", Help: "Live resizes by answer: granted, refused, or taken-back because the node couldn't put it in force.",
 	}, []string{"outcome"})
 	registry.MustRegister(answers)
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: kube.CoreV1().Events("")})
-	events := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "carve-extender"})
+	events := recorder(ctx, kube)
 	source.Resizer = cluster.NewResizer(cluster.ResizerConfig{
 		Kube: kube, Ledger: books, Ready: source.Ready, Pod: source.Pod, Log: log,
 		Answered: func(pod ledger.Ref, outcome, message string) {
@@ -48,4 +49,21 @@ func newResizer(ctx context.Context, kube kubernetes.Interface, books *ledger.Le
 		},
 	})
 	return source.Resizer
+}
+
+// recorder writes events in the extender's name.
+func recorder(ctx context.Context, kube kubernetes.Interface) record.EventRecorder {
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: kube.CoreV1().Events("")})
+	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "carve-extender"})
+}
+
+// newPlanner makes the planner, which also plans pods that say so where others don't.
+func newPlanner(ctx context.Context, kube kubernetes.Interface, books *ledger.Ledger, placer *place.Placer, source *cluster.Source, releaseAfter time.Duration, registry prometheus.Registerer, log *slog.Logger) *planner.Planner {
+	p := planner.New(planner.Config{
+		Kube: kube, Ledger: books, Placer: placer, Ready: source.Ready, ReleaseAfter: releaseAfter,
+		Events: recorder(ctx, kube), Registry: registry, Log: log, Now: time.Now,
+	})
+	source.Planner = p
+	return p
 }

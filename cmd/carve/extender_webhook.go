@@ -12,7 +12,9 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/admission"
+	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/pki"
 )
 
@@ -39,7 +41,7 @@ type webhook struct {
 }
 
 // newWebhook makes the webhook that the flags ask for, nil if none.
-func (o *extenderOptions) newWebhook(kube kubernetes.Interface, bundle pki.Bundle, registry prometheus.Registerer, log *slog.Logger) (*webhook, error) {
+func (o *extenderOptions) newWebhook(kube kubernetes.Interface, bundle pki.Bundle, books *ledger.Ledger, registry prometheus.Registerer, log *slog.Logger) (*webhook, error) {
 	if o.webhook.listen == "" {
 		return nil, nil
 	}
@@ -52,9 +54,14 @@ func (o *extenderOptions) newWebhook(kube kubernetes.Interface, bundle pki.Bundl
 	if err != nil {
 		return nil, fmt.Errorf("--webhook-listen: %w", err)
 	}
+	placement := api.Placement(o.placement)
+	if o.placement == cooperative {
+		placement = api.Offered
+	}
 	return &webhook{
 		Webhook: admission.New(admission.Config{
-			Options: admission.Options{SchedulerName: o.webhook.schedulerName}, Registry: registry, Log: log,
+			Options:  admission.Options{SchedulerName: o.webhook.schedulerName, Placement: placement, Nodes: books.ManagedNodes},
+			Registry: registry, Log: log,
 		}),
 		keeper: admission.Keeper{Kube: kube, CA: bundle.CACert, Log: log}, certs: certs, listener: l,
 	}, nil

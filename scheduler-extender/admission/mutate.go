@@ -1,11 +1,14 @@
 package admission
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/fit"
@@ -16,6 +19,11 @@ type Options struct {
 	// SchedulerName is given to pods that ask for cards and name no scheduler,
 	// where carve has a kube-scheduler of its own. Empty: none.
 	SchedulerName string
+	// Placement is how pods are placed that say nothing, offered if it is empty. Auto is
+	// planned where Nodes, the number of nodes that carve manages, is that of a cluster in
+	// which kube-scheduler names a sample of them only.
+	Placement api.Placement
+	Nodes     func() int
 }
 
 // Operation is one of a JSON patch.
@@ -64,6 +72,7 @@ func Mutate(p *corev1.Pod, o Options) Change {
 	if s := p.Spec.SchedulerName; o.SchedulerName != "" && (s == "" || s == corev1.DefaultSchedulerName) {
 		m.add("/spec/schedulerName", o.SchedulerName)
 	}
+	m.gate(o)
 	m.Warnings = append(m.Warnings, request.Warnings()...)
 	if _, refusal := fit.NewAsk(request); refusal != nil {
 		m.warn("no node will take the pod: " + refusal.Detail)
@@ -95,6 +104,36 @@ func (m *mutation) strip() {
 			m.remove("/metadata/annotations/" + escape(key))
 			m.warn("annotation " + key + " was taken off: it speaks of the pod that this one is a copy of")
 		}
+	}
+}
+
+// gate holds a pod back until it has a plan, where it is to have one. Pods of a DaemonSet have
+// their node, and those of other schedulers aren't ours to hold.
+func (m *mutation) gate(o Options) {
+	p := m.pod
+	placement := o.Placement
+	if own, err := api.ParsePlacement(p.Annotations[api.AnnotationPlacement]); err == nil && own != "" {
+		placement = own
+	}
+	if placement == api.Auto {
+		if placement = api.Offered; o.Nodes != nil && o.Nodes() >= api.SampledFrom {
+			placement = api.Planned
+		}
+	}
+	scheduler := cmp.Or(p.Spec.SchedulerName, corev1.DefaultSchedulerName)
+	if placement != api.Planned || p.Spec.NodeName != "" || scheduler != corev1.DefaultSchedulerName && scheduler != o.SchedulerName {
+		return
+	}
+	if c := metav1.GetControllerOfNoCopy(p); c != nil && c.Kind == "DaemonSet" {
+		return
+	}
+	gate := corev1.PodSchedulingGate{Name: api.GatePlan}
+	switch {
+	case slices.Contains(p.Spec.SchedulingGates, gate):
+	case len(p.Spec.SchedulingGates) == 0:
+		m.add("/spec/schedulingGates", []corev1.PodSchedulingGate{gate})
+	default:
+		m.add("/spec/schedulingGates/-", gate)
 	}
 }
 

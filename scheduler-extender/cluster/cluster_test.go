@@ -73,7 +73,7 @@ func TestInformersKeepNoMoreThanIsRead(t *testing.T) {
 	}
 	n, _ := trimNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{api.LabelManaged: "true", "x": "y"}},
 		Status: corev1.NodeStatus{Images: []corev1.ContainerImage{{}}, Allocatable: corev1.ResourceList{api.ResourceGPU: resource.MustParse("8"), corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceEphemeralStorage: resource.MustParse("4Gi")}}})
-	if !reflect.DeepEqual(n, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{api.LabelManaged: "true"}},
+	if !reflect.DeepEqual(n, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{api.LabelManaged: "true", "x": "y"}},
 		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{api.ResourceGPU: resource.MustParse("8"), corev1.ResourceCPU: resource.MustParse("4")}}}) {
 		t.Fatalf("node %+v", n)
 	}

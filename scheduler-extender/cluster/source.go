@@ -39,8 +39,24 @@ type Config struct {
 	Forget func(uid string)
 	// Resizer is told of pods and reports, after the ledger; may be nil.
 	Resizer *Resizer
+	// Planner is told of pods and nodes, after the ledger; may be nil.
+	Planner Planner
 	Log     *slog.Logger
 	Now     func() time.Time
+}
+
+// Planner is what a Source tells of pods that are held back, and of nodes; both are trimmed.
+type Planner interface {
+	PodChanged(p *corev1.Pod)
+	PodGone(uid string)
+	NodeChanged(n *corev1.Node)
+	NodeGone(name string)
+	// Restore is called once, when all that the API shows has been told, before the source
+	// is ready.
+	Restore()
+	// Wake is told that there may be room for a waiting pod, and reports whether the pod is
+	// its own.
+	Wake(uid string) bool
 }
 
 // Source feeds a ledger from the API server.
@@ -133,6 +149,9 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	t := s.Ledger.Totals()
 	s.Log.Info("ledger complete", "nodes", t.Nodes, "cards", t.Cards, "pods", t.Bound, "took", s.Now().Sub(start).Round(time.Millisecond))
+	if s.Planner != nil {
+		s.Planner.Restore()
+	}
 	s.ready.Store(true)
 	defer s.ready.Store(false)
 	tick := time.NewTicker(sweepEvery)
@@ -196,6 +215,9 @@ func (s *Source) setPod(o any) {
 	if s.Resizer != nil {
 		defer s.Resizer.PodChanged(p)
 	}
+	if s.Planner != nil {
+		defer s.Planner.PodChanged(p)
+	}
 	switch {
 	case p.Spec.NodeName == "":
 	case ended(p):
@@ -233,6 +255,9 @@ func (s *Source) setPod(o any) {
 func (s *Source) dropPod(o any) {
 	p := o.(*corev1.Pod)
 	s.Ledger.DropHost(string(p.UID), p.Spec.NodeName)
+	if s.Planner != nil {
+		defer s.Planner.PodGone(string(p.UID))
+	}
 	if !ours(p) {
 		return
 	}
@@ -268,9 +293,18 @@ func (s *Source) setNode(o any) {
 		info.OutOfService = info.OutOfService || t.Key == corev1.TaintNodeOutOfService
 	}
 	s.Ledger.SetNode(n.Name, info)
+	if s.Planner != nil {
+		s.Planner.NodeChanged(n)
+	}
 }
 
-func (s *Source) dropNode(o any) { s.Ledger.DropNode(o.(*corev1.Node).Name, s.Now()) }
+func (s *Source) dropNode(o any) {
+	name := o.(*corev1.Node).Name
+	if s.Planner != nil {
+		s.Planner.NodeGone(name)
+	}
+	s.Ledger.DropNode(name, s.Now())
+}
 
 func (s *Source) setReport(o any) {
 	s.Ledger.SetReport(o.(*v1alpha1.GPUNode), s.Now())

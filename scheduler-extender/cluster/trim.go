@@ -32,6 +32,9 @@ func trimPod(o any) (any, error) {
 			out.Annotations[key] = v
 		}
 	}
+	if ToPlan(p) || p.Annotations[api.AnnotationPlan] != "" && p.Spec.NodeName == "" {
+		return keepToPlan(out, p), nil
+	}
 	init, asks := trimContainers(p.Spec.InitContainers)
 	apps, asksToo := trimContainers(p.Spec.Containers)
 	out.Spec.NodeName, out.Status.Phase = p.Spec.NodeName, p.Status.Phase
@@ -81,21 +84,70 @@ func trimStatuses(ss []corev1.ContainerStatus) []corev1.ContainerStatus {
 	return out
 }
 
-// trimNode keeps the name, our label, the taints that mean something to us, and
-// of what pods may have the cards, processors, memory and number.
+// keepToPlan keeps of a pod that waits for its plan, or for its scheduler, all that says where
+// it may go.
+func keepToPlan(out, p *corev1.Pod) *corev1.Pod {
+	out.Annotations = map[string]string{}
+	for k, v := range p.Annotations {
+		if k != corev1.LastAppliedConfigAnnotation {
+			out.Annotations[k] = v
+		}
+	}
+	out.CreationTimestamp = p.CreationTimestamp
+	if c := metav1.GetControllerOfNoCopy(p); c != nil {
+		out.OwnerReferences = []metav1.OwnerReference{*c}
+	}
+	out.Spec = corev1.PodSpec{
+		SchedulerName: p.Spec.SchedulerName, SchedulingGates: p.Spec.SchedulingGates, Priority: p.Spec.Priority,
+		NodeSelector: p.Spec.NodeSelector, Affinity: p.Spec.Affinity, Tolerations: p.Spec.Tolerations,
+		TopologySpreadConstraints: p.Spec.TopologySpreadConstraints, ResourceClaims: p.Spec.ResourceClaims,
+		HostNetwork: p.Spec.HostNetwork, Overhead: p.Spec.Overhead, Resources: p.Spec.Resources,
+	}
+	for _, v := range p.Spec.Volumes {
+		// Of volumes only which of them some nodes can't have.
+		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.CSI != nil {
+			out.Spec.Volumes = append(out.Spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: v.VolumeSource})
+		}
+	}
+	keep := func(cs []corev1.Container) []corev1.Container {
+		kept := make([]corev1.Container, len(cs))
+		for i := range cs {
+			kept[i] = corev1.Container{Name: cs[i].Name, RestartPolicy: cs[i].RestartPolicy, Resources: cs[i].Resources, SecurityContext: cs[i].SecurityContext}
+			for _, port := range cs[i].Ports {
+				if port.HostPort != 0 {
+					kept[i].Ports = append(kept[i].Ports, port)
+				}
+			}
+		}
+		return kept
+	}
+	out.Spec.InitContainers, out.Spec.Containers = keep(p.Spec.InitContainers), keep(p.Spec.Containers)
+	out.Status.Phase, out.Status.NominatedNodeName = p.Status.Phase, p.Status.NominatedNodeName
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			out.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status, Reason: c.Reason, LastTransitionTime: c.LastTransitionTime}}
+		}
+	}
+	return out
+}
+
+// ToPlan reports whether a pod is held back until it has a plan, and for nothing else: one
+// with gates of others, Kueue's for one, isn't to start yet.
+func ToPlan(p *corev1.Pod) bool {
+	return p.Spec.NodeName == "" && p.DeletionTimestamp == nil && len(p.Spec.SchedulingGates) == 1 && p.Spec.SchedulingGates[0].Name == api.GatePlan
+}
+
+// trimNode keeps the name, the labels, which pods may be there, and of what they may have
+// the cards, processors, memory and number.
 func trimNode(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
 	if !ok {
 		return o, nil
 	}
 	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
-	if v, ok := n.Labels[api.LabelManaged]; ok {
-		out.Labels = map[string]string{api.LabelManaged: v}
-	}
+	out.Labels, out.Spec.Unschedulable = n.Labels, n.Spec.Unschedulable
 	for _, t := range n.Spec.Taints {
-		if t.Key == api.TaintHookDown || t.Key == corev1.TaintNodeOutOfService {
-			out.Spec.Taints = append(out.Spec.Taints, corev1.Taint{Key: t.Key, Effect: t.Effect})
-		}
+		out.Spec.Taints = append(out.Spec.Taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
 	}
 	for name, q := range n.Status.Allocatable {
 		if strings.HasPrefix(string(name), "nvidia.com/") || name == corev1.ResourceCPU || name == corev1.ResourceMemory || name == corev1.ResourcePods {

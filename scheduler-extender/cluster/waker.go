@@ -36,6 +36,8 @@ type Waker struct {
 	// Tainted says of nodes that kube-scheduler keeps pods off them for the
 	// time being; nil if none are. Pods are woken for them afterwards.
 	Tainted func(node string) bool
+	// Planner wakes pods that are held back; may be nil.
+	Planner Planner
 	Log     *slog.Logger
 	Now     func() time.Time
 }
@@ -77,7 +79,9 @@ func (w *Waker) Run(ctx context.Context) {
 		pods, again := w.Placer.Wake(nodes, wakeAtOnce, w.Now())
 		more, later := w.Placer.WakeSpaces(spaces, wakeAtOnce, w.Now())
 		for _, p := range append(pods, more...) {
-			w.touch(ctx, p)
+			if w.Planner == nil || !w.Planner.Wake(p.UID) {
+				w.touch(ctx, p)
+			}
 		}
 		if later.IsZero() {
 			clear(spaces)

@@ -75,11 +75,12 @@ type entry struct {
 	key     string // of the ask that was placed
 	ask     *fit.Ask
 	prefer  fit.Prefer
-	seen    *report // the node's, when the offer was last found to stand
-	allowed []*Node // other nodes that the scheduler may choose
-	binding bool    // a write is in flight; the offer doesn't end meanwhile
-	gone    bool    // the pod vanished while a write was in flight
-	open    bool    // a write of it may have had an effect
+	seen    *report       // the node's, when the offer was last found to stand
+	allowed []*Node       // other nodes that the scheduler may choose
+	stays   time.Duration // for how long it waits for its bind
+	binding bool          // a write is in flight; the offer doesn't end meanwhile
+	gone    bool          // the pod vanished while a write was in flight
+	open    bool          // a write of it may have had an effect
 
 	// until is the end of an offer, of waiting for the API to show a bound
 	// pod, or of the grace for a pod that left before any report showed it.

@@ -53,6 +53,7 @@ type Ledger struct {
 
 	freedSeq atomic.Uint64
 	cards    atomic.Int64 // of managed nodes
+	managed  atomic.Int64 // nodes
 	signal   chan struct{}
 
 	// names is written under both locks.
@@ -122,6 +123,7 @@ func (l *Ledger) publish(n *Node) {
 	old := n.snap.Swap(now)
 	l.mirror(n, now)
 	l.cards.Add(int64(now.cards() - old.cards()))
+	l.managed.Add(int64(now.managed() - old.managed()))
 	if grew(old, now) {
 		l.freed[n] = struct{}{}
 		l.tell()
@@ -135,6 +137,9 @@ func (l *Ledger) publish(n *Node) {
 
 // Cards is how many cards the managed nodes have. It takes no lock.
 func (l *Ledger) Cards() int { return int(l.cards.Load()) }
+
+// ManagedNodes is how many nodes carve manages. It takes no lock.
+func (l *Ledger) ManagedNodes() int { return int(l.managed.Load()) }
 
 // tell signals that there may be room for a pod that had none.
 func (l *Ledger) tell() {
@@ -580,6 +585,8 @@ type Offer struct {
 	Allowed []*Node
 	// Owner is the UID of the controller whose replica the pod is, or empty.
 	Owner string
+	// For is how long the offer waits for its bind; 0 is Config.OfferTTL.
+	For time.Duration
 }
 
 // Offer books a decision. If the node changed since the decision was made it
@@ -597,7 +604,7 @@ func (l *Ledger) Offer(o Offer, now time.Time) error {
 		l.remove(old)
 		l.publish(old.node)
 	}
-	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, host: o.Ask.Host, owner: o.Owner, prefer: o.Prefer, allowed: o.Allowed}
+	e := &entry{ref: o.Ref, key: o.Ask.Key(), ask: o.Ask, host: o.Ask.Host, owner: o.Owner, prefer: o.Prefer, allowed: o.Allowed, stays: cmp.Or(o.For, l.config.OfferTTL)}
 	for i := range o.Ask.Containers {
 		c := &o.Ask.Containers[i]
 		e.containers = append(e.containers, containerOf(c))
@@ -605,7 +612,7 @@ func (l *Ledger) Offer(o Offer, now time.Time) error {
 	if err := l.place(e, o.Node, o.Version, o.Place); err != nil {
 		return err
 	}
-	l.ends(e, now.Add(l.config.OfferTTL))
+	l.ends(e, now.Add(e.stays))
 	return nil
 }
 
@@ -640,7 +647,7 @@ func (l *Ledger) Renew(uid string, now time.Time) bool {
 	if e == nil || e.state != Offered || e.binding || !e.stands() {
 		return false
 	}
-	l.ends(e, now.Add(l.config.OfferTTL))
+	l.ends(e, now.Add(e.stays))
 	return true
 }
 

@@ -44,10 +44,18 @@ type Snapshot struct {
 
 // cards of a node that carve manages; a nil snapshot has none.
 func (s *Snapshot) cards() int {
-	if s == nil || !s.Known || !s.Managed {
+	if s.managed() == 0 {
 		return 0
 	}
 	return len(s.View.Cards)
+}
+
+// managed is 1 for a node that carve manages.
+func (s *Snapshot) managed() int {
+	if s == nil || !s.Known || !s.Managed {
+		return 0
+	}
+	return 1
 }
 
 // Node is a handle that stays valid for the life of the ledger.

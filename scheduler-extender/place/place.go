@@ -106,9 +106,45 @@ func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
 		return Refuse(refusal.Reason, refusal.Detail)
 	}
 	waits := ask.WithHost(pod.Host)
-	c := call{Placer: p, pod: pod, ask: waits.Settle(), waits: waits, names: names, now: now}
+	c := call{Placer: p, pod: pod, ask: waits.Settle(), waits: waits, names: names, now: now, most: 1}
+	if c.cooperative() {
+		c.most = maxReturned
+	}
 	c.shape = p.shape(ask, c.ask)
-	c.nodes = p.ledger.Among(names)
+	return c.filter()
+}
+
+// Plan says how a pod is placed before any scheduler has asked about it.
+type Plan struct {
+	// Spares is how many nodes are named behind the chosen one: those to which the pod may
+	// be moved still when it is bound.
+	Spares int
+	// For is how long the room is kept for the pod.
+	For time.Duration
+	// Suits says of a node that gained room later whether the pod may be there.
+	Suits func(node string) bool
+}
+
+// Plan decides like Filter, for a pod that nobody has asked about yet: its nodes are all that
+// suit it, and what it asks of them beside cards decides, too. Filtered.Nodes are the chosen
+// one and its spares. Where none has room the pod waits, as after Filter.
+func (p *Placer) Plan(pod Pod, names [][]byte, plan Plan, now time.Time) Filtered {
+	ask, refusal := fit.NewAsk(pod.Request)
+	if refusal != nil {
+		return Refuse(refusal.Reason, refusal.Detail)
+	}
+	// What the pod prefers is weighed by kube-scheduler, among the nodes that it gets.
+	pod.Soft = false
+	waits := ask.WithHost(pod.Host)
+	c := call{Placer: p, pod: pod, ask: waits, waits: waits, names: names, now: now, most: 1 + plan.Spares, plan: &plan}
+	c.shape = p.shape(waits, waits)
+	return c.filter()
+}
+
+// filter answers by what the pod holds, or decides.
+func (c *call) filter() Filtered {
+	p, pod := c.Placer, c.pod
+	c.nodes = p.ledger.Among(c.names)
 	if out, done := c.held(); done {
 		return out
 	}
@@ -118,12 +154,12 @@ func (p *Placer) Filter(pod Pod, names [][]byte, now time.Time) Filtered {
 		out := c.decide()
 		if out.Err != nil || len(out.Nodes) > 0 {
 			if c.offered && !p.Forget(pod.UID) {
-				p.arrived(c, true)
+				p.arrived(*c, true)
 			}
 			return out
 		}
-		if out.Reason != "" && len(out.Failed) > 0 && !p.wait(c) {
-			p.arrived(c, false)
+		if out.Reason != "" && len(out.Failed) > 0 && !p.wait(*c) {
+			p.arrived(*c, false)
 		}
 		now := p.ledger.FreedCount()
 		if now == seen {
@@ -164,6 +200,8 @@ type call struct {
 	shape *shape
 	names [][]byte
 	nodes *ledger.Among
+	most  int   // nodes to be named
+	plan  *Plan // nil where a scheduler asks
 	now   time.Time
 
 	prefer  fit.Prefer // as of the last scan
@@ -190,7 +228,7 @@ func (c *call) held() (Filtered, bool) {
 	case h.State == ledger.Releasing:
 		return Filtered{Err: errors.New("the pod has ended")}, true
 	}
-	if among && !c.cooperative() && h.Key == c.ask.Key() && h.Node.Snapshot().Managed &&
+	if among && (c.plan != nil || !c.cooperative()) && (h.Key == c.ask.Key() || h.Key == c.waits.Key()) && h.Node.Snapshot().Managed &&
 		h.Node.Snapshot().View.Blocked == "" && c.ledger.Renew(c.pod.UID, c.now) {
 		c.Forget(c.pod.UID)
 		return c.withOthers([]string{h.Node.Name}), true
@@ -245,6 +283,9 @@ func (c *call) decide() Filtered {
 		}
 		best := fits[0]
 		offer := ledger.Offer{Ref: c.pod.Ref, Node: best.node, Version: best.version, Ask: c.ask, Place: best.place, Prefer: c.prefer, Owner: c.pod.Owner}
+		if c.plan != nil {
+			offer.For = c.plan.For
+		}
 		names := make([]string, len(fits))
 		for i, f := range fits {
 			names[i] = f.node.Name
@@ -274,11 +315,9 @@ func (c *call) refuseQuota() Filtered {
 	return out
 }
 
-// scan returns the nodes that fit, the best first: one, or for cooperative
-// pods up to maxReturned.
+// scan returns the nodes that fit, the best first, and no more than are wanted.
 func (c *call) scan() []place {
-	many := c.cooperative()
-	var fits []place
+	fits := make([]place, 0, min(c.most, 16))
 	var replicas map[*ledger.Node]int
 	if c.pod.Owner != "" && c.ask.Policy != score.Binpack.Name {
 		replicas = c.ledger.Replicas(c.pod.Owner)
@@ -306,7 +345,8 @@ func (c *call) scan() []place {
 			}
 			a = c.shape.at(n, snap)
 		}
-		if a.refusal != nil || !many && len(fits) > 0 && a.cost > fits[0].cost && !serves {
+		full := len(fits) == c.most
+		if a.refusal != nil || full && a.cost > fits[len(fits)-1].cost && !serves {
 			continue
 		}
 		f := place{at: i, cost: a.cost, serves: serves}
@@ -316,19 +356,16 @@ func (c *call) scan() []place {
 		if len(replicas) > 0 {
 			f.replicas = replicas[c.nodes.Node(i)]
 		}
-		switch {
-		case many || len(fits) == 0:
-		case f.order(&fits[0], c.nodes) < 0:
-			fits = fits[:0]
-		default:
+		if full && f.order(&fits[len(fits)-1], c.nodes) >= 0 {
 			continue
 		}
 		f.version, f.place = a.version, a.place
-		fits = append(fits, f)
-	}
-	if many {
-		slices.SortFunc(fits, func(a, b place) int { return a.order(&b, c.nodes) })
-		fits = fits[:min(len(fits), maxReturned)]
+		if full {
+			fits = fits[:len(fits)-1]
+		}
+		// Few are wanted as a rule, and most nodes are no better than those.
+		to, _ := slices.BinarySearchFunc(fits, &f, func(a place, b *place) int { return a.order(b, c.nodes) })
+		fits = slices.Insert(fits, to, f)
 	}
 	for i := range fits {
 		fits[i].node = c.nodes.Node(fits[i].at)
@@ -339,7 +376,7 @@ func (c *call) scan() []place {
 // withOthers adds the nodes that carve doesn't manage and that offer cards of
 // their own, for pods that ask for whole cards: a share would not be held there.
 func (c *call) withOthers(names []string) Filtered {
-	if !c.pod.Request.WholeOnly() {
+	if c.plan != nil || !c.pod.Request.WholeOnly() {
 		return Filtered{Nodes: names}
 	}
 	for i, id := range c.nodes.IDs {

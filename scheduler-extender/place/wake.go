@@ -30,7 +30,7 @@ type waiter struct {
 	prefer   fit.Prefer
 	priority int32
 	created  time.Time
-	only     map[string]bool // the nodes that suit it; nil: any may
+	suits    func(node string) bool // nil: any may
 	// over is set where room is there, and the namespace's quota is in the way.
 	over *ledger.QuotaRefusal
 
@@ -43,11 +43,15 @@ type waiter struct {
 // wait notes a refused pod, and reports whether it waits already.
 func (p *Placer) wait(c call) bool {
 	w := &waiter{ref: c.pod.Ref, ask: c.waits, shape: c.shape, prefer: c.prefer, priority: c.pod.Priority, created: c.pod.Created, over: c.over}
-	if len(c.names) < sampled {
-		w.only = make(map[string]bool, len(c.names))
+	switch {
+	case c.plan != nil:
+		w.suits = c.plan.Suits
+	case len(c.names) < sampled:
+		only := make(map[string]bool, len(c.names))
 		for _, n := range c.names {
-			w.only[string(n)] = true
+			only[string(n)] = true
 		}
+		w.suits = func(node string) bool { return only[node] }
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +123,7 @@ func (p *Placer) Wake(freed []*ledger.Node, limit int, now time.Time) (wake []le
 		}
 		at, place := -1, fit.Placement(nil)
 		for i, v := range views {
-			if failed[try{w.shape, i}] || w.only != nil && !w.only[v.Name] {
+			if failed[try{w.shape, i}] || w.suits != nil && !w.suits(v.Name) {
 				continue
 			}
 			fits++
