@@ -27,7 +27,7 @@ import (
 )
 
 // load plays kube-scheduler and the API server. It prints the latter's address,
-// then reads numbers of pods to schedule and answers each with "done" and how long
+// then reads tasks, a line of JSON each, and answers each with "done" and how long
 // 99 of 100 filter calls went on at most, in milliseconds, or with what went wrong.
 func load(text string) error {
 	var o order
@@ -48,16 +48,22 @@ func load(text string) error {
 		return err
 	}
 	serial := 0
-	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		var n int
-		if _, err := fmt.Sscan(lines.Text(), &n); err != nil {
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var do task
+		if err := json.Unmarshal(lines.Bytes(), &do); err != nil {
 			return err
 		}
 		reply := ""
 		c.filters = c.filters[:0]
-		for range n {
+		for i := range max(do.Pods, len(do.Planned)) {
 			serial++
-			if err := c.schedule(serial); err != nil {
+			names := c.names
+			if len(do.Planned) > 0 {
+				names = do.Planned[i]
+			}
+			if err := c.schedule(serial, names); err != nil {
 				reply = err.Error()
 				break
 			}
@@ -69,6 +75,13 @@ func load(text string) error {
 		fmt.Println(strings.ReplaceAll(reply, "\n", " "))
 	}
 	return nil
+}
+
+// task is a number of pods to be scheduled, each with all nodes, or the nodes of pods that
+// were planned already.
+type task struct {
+	Pods    int        `json:",omitempty"`
+	Planned [][]string `json:",omitempty"`
 }
 
 // apiServer takes every Binding.
@@ -157,9 +170,9 @@ func (c *caller) post(verb string, in, out any) error {
 	return json.NewDecoder(resp.Body).Decode(out)
 }
 
-func (c *caller) schedule(serial int) error {
+func (c *caller) schedule(serial int, names []string) error {
 	p := pod(serial)
-	args := &wirev1.ExtenderArgs{Pod: p, NodeNames: &c.names}
+	args := &wirev1.ExtenderArgs{Pod: p, NodeNames: &names}
 	var f wirev1.ExtenderFilterResult
 	start := time.Now()
 	if err := c.post("filter", args, &f); err != nil {
