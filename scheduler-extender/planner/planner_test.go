@@ -253,7 +253,9 @@ func TestPodsThatAreNotPinnedAreNominated(t *testing.T) {
 		"a claim": func(p *corev1.Pod) {
 			p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}}
 		},
-		"a port of the host": func(p *corev1.Pod) { p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 1, HostPort: 1}} },
+		"a port of the host": func(p *corev1.Pod) {
+			p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 1, HostPort: 1}}
+		},
 		"neighbours": func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}
 		},
@@ -296,7 +298,7 @@ func TestOwnAffinityStays(t *testing.T) {
 	}
 	p := gated("a", 8000, func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{is("n3"), is("n9")}},
+			RequiredDuringSchedulingIgnoredDuringExecution:  &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{is("n3"), is("n9")}},
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 1, Preference: is("n3")}}}}
 	})
 	r.create(p)
@@ -346,11 +348,13 @@ func TestNodesThatDoNotSuitThePod(t *testing.T) {
 		node func(*corev1.Node)
 		pod  func(*corev1.Pod)
 	}{
-		"cordoned":   {node: func(n *corev1.Node) { n.Spec.Unschedulable = true }},
-		"tainted":    {node: func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}} }},
-		"evicting":   {node: func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoExecute}} }},
-		"no label":   {pod: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }},
-		"processors": {pod: func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("9")} }},
+		"cordoned": {node: func(n *corev1.Node) { n.Spec.Unschedulable = true }},
+		"tainted":  {node: func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}} }},
+		"evicting": {node: func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoExecute}} }},
+		"no label": {pod: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }},
+		"processors": {pod: func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("9")}
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// n1 suits any pod, but has no room at first: that another has wouldn't matter.
