@@ -37,6 +37,8 @@ const (
 	AnnotationPlacement = "carve.dev/placement"
 	// AnnotationPlan carries a Plan. Only the extender may write it.
 	AnnotationPlan = "carve.dev/plan"
+	// AnnotationLeadingSince, on the extender's pod, is when it began to answer.
+	AnnotationLeadingSince = "carve.dev/leading-since"
 	// AnnotationIsolation chooses a Mode for the pod's shares.
 	AnnotationIsolation = "carve.dev/isolation"
 	// AnnotationCardModels lists card models that the pod accepts, separated
@@ -103,6 +105,9 @@ const (
 	// TaintHookDown is the taint that the extender keeps, with the effect
 	// NoSchedule, on managed nodes that can't serve cards.
 	TaintHookDown = "carve.dev/hook-down"
+	// LabelLeading ("true") is on the pod of the extender that answers, to which the Service
+	// sends kube-scheduler.
+	LabelLeading = "carve.dev/leading"
 	// LabelName and AgentName tell the agent's pods from others in carve's
 	// namespace.
 	LabelName = "app.kubernetes.io/name"

@@ -39,8 +39,11 @@ type Config struct {
 	// Agents is asked about a node before each bind; nil where what the ledger
 	// has been told must do.
 	Agents Agents
-	// Ready reports whether the ledger shows the cluster.
+	// Ready reports whether the ledger shows the cluster, and this process is the one that
+	// answers.
 	Ready func() bool
+	// Serves is what /readyz says: also of a process that stands by. nil is Ready.
+	Serves func() bool
 	// Client is the common name that a certificate must have for the verbs.
 	Client   string
 	Registry *prometheus.Registry
@@ -75,12 +78,12 @@ func (s *Server) Verbs() http.Handler {
 }
 
 // Plain serves what needs no certificate and shows no names: /healthz (the
-// process runs), /readyz (the ledger shows the cluster) and /metrics.
+// process runs), /readyz (the ledger shows the cluster; it answers, or stands by) and /metrics.
 func (s *Server) Plain() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !s.Ready() {
+		if serves := s.Serves; serves != nil && !serves() || serves == nil && !s.Ready() {
 			http.Error(w, "the ledger is not complete yet", http.StatusServiceUnavailable)
 			return
 		}
@@ -109,7 +112,7 @@ func (s *Server) authenticated(next http.Handler) http.Handler {
 	})
 }
 
-var errNotReady = errors.New("the extender's ledger is not complete yet")
+var errNotReady = errors.New("the extender's ledger is not complete yet, or another extender answers")
 
 // bodies are reused: a request over ten thousand nodes takes 200 KiB.
 var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
@@ -142,6 +145,8 @@ func (s *Server) verb(name string, handle func(ctx context.Context, body []byte,
 			fault = fmt.Errorf("read the request: it has more than %d bytes", maxBody)
 		case !s.Ready():
 			fault = errNotReady
+			// Over a new connection the caller comes to the one that answers.
+			w.Header().Set("Connection", "close")
 		}
 		reply, err := json.Marshal(handle(r.Context(), buf.Bytes(), fault))
 		if err != nil {

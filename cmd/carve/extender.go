@@ -22,6 +22,7 @@ import (
 	"github.com/carve-gpu/carve/monitor/page"
 	extender "github.com/carve-gpu/carve/scheduler-extender"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
+	"github.com/carve-gpu/carve/scheduler-extender/leader"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/pki"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
@@ -39,6 +40,7 @@ type extenderOptions struct {
 	namespace, service    string
 	policy, placement     string
 	releaseAfter          time.Duration
+	leader                leaderOptions
 	offerTTL              time.Duration
 	pageNames             string
 	webhook               webhookOptions
@@ -57,7 +59,9 @@ that ask for cards. It shows its certificate and asks for the scheduler's; both
 are made at the first start, in a Secret or in --tls-dir. Health and metrics are
 on a plain port of their own.
 
-All state comes from the API server; nothing is stored elsewhere. Run one.`,
+All state comes from the API server; nothing is stored elsewhere. Of several
+processes one answers, the holder of a lease; the others stand by with their
+ledger up to date and take over within seconds.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policy, ok := score.ByName(o.policy)
@@ -72,6 +76,9 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 			}
 			if o.releaseAfter < 0 {
 				return usagef(cmd, "--release-after %v: 0 or more is needed", o.releaseAfter)
+			}
+			if err := o.leader.check(); err != nil {
+				return usagef(cmd, "%w", err)
 			}
 			if err := checkPageNames(cmd, o.pageNames); err != nil {
 				return err
@@ -95,6 +102,7 @@ All state comes from the API server; nothing is stored elsewhere. Run one.`,
 	f.DurationVar(&o.offerTTL, "offer-ttl", 15*time.Second, "how long a decision waits for its bind")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn, error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text, json")
+	o.leader.flags(f)
 	o.webhook.flags(f)
 	p := cmd.PersistentFlags()
 	p.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
@@ -232,18 +240,20 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	if err != nil {
 		return err
 	}
-	waker := cluster.Waker{Kube: kube, Ledger: books, Placer: placer, Ready: source.Ready, Tainted: source.Tainted, Log: log, Now: time.Now}
-	tainter := cluster.Tainter{Kube: kube, Ledger: books, Nodes: source, Log: log, Now: time.Now}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	lead := leader.New(leader.Config{Kube: kube, Elect: o.leader.elect, Namespace: o.namespace, Lease: o.leader.lease, Pod: o.leader.pod,
+		Source: source, Registry: registry, Log: log})
+	waker := cluster.Waker{Kube: kube, Ledger: books, Placer: placer, Ready: lead.Leading, Tainted: source.Tainted, Log: log, Now: time.Now}
+	tainter := cluster.Tainter{Kube: kube, Ledger: books, Nodes: source, Ready: lead.Leading, Log: log, Now: time.Now}
 	server := extender.New(extender.Config{
 		Ledger: books, Placer: placer, Binder: cluster.Binder{Kube: kube, Pods: source}, Pods: source, Agents: source,
-		Ready: source.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
+		Ready: lead.Leading, Serves: lead.Ready, Client: o.client, Registry: registry, Log: log, Now: time.Now,
 		Page: page.Handler(page.Config{Source: clusterPage{books, informer.GetStore()}, Names: page.Names(o.pageNames), Done: ctx.Done()}),
 	})
-	planner := newPlanner(ctx, kube, books, placer, source, o.releaseAfter, registry, log)
+	planner := newPlanner(ctx, kube, books, placer, source, lead.Leading, o.releaseAfter, registry, log)
 	waker.Planner = planner
-	resizer := newResizer(ctx, kube, books, source, registry, log)
+	resizer := newResizer(ctx, kube, books, source, lead.Leading, registry, log)
 	webhook, err := o.newWebhook(kube, bundle, books, registry, log)
 	if err != nil {
 		return err
@@ -259,7 +269,22 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	log.Info("carve extender", "version", buildVersion(), "listen", verbs.Addr().String(), "metrics", plain.Addr().String(), "names", certs.Names())
 
 	var parts sync.WaitGroup
-	failures := make(chan error, 1)
+	failures := make(chan error, 2)
+	lead.TakeOver = func() {
+		planner.Restore()
+		go waker.Adopt(ctx, source.Pending()) // it ends with the process
+	}
+	// The lease is given back when nothing is left that needs it.
+	leadCtx, endLead := context.WithCancel(context.WithoutCancel(ctx))
+	defer endLead()
+	led := make(chan struct{})
+	go func() {
+		defer close(led)
+		if err := lead.Run(leadCtx); err != nil {
+			failures <- err
+		}
+		stop()
+	}()
 	parts.Go(func() {
 		defer stop()
 		if err := source.Run(ctx); err != nil && ctx.Err() == nil {
@@ -280,6 +305,8 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	err = server.Serve(ctx, verbs, certs.TLS(), plain)
 	stop()
 	parts.Wait()
+	endLead()
+	<-led
 	select {
 	case failure := <-failures:
 		return failure

@@ -28,14 +28,14 @@ const (
 
 // newResizer makes the extender's answerer of live resizes, and has the source
 // tell it of pods and reports.
-func newResizer(ctx context.Context, kube kubernetes.Interface, books *ledger.Ledger, source *cluster.Source, registry prometheus.Registerer, log *slog.Logger) *cluster.Resizer {
+func newResizer(ctx context.Context, kube kubernetes.Interface, books *ledger.Ledger, source *cluster.Source, ready func() bool, registry prometheus.Registerer, log *slog.Logger) *cluster.Resizer {
 	answers := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "carve_extender_resizes_total", Help: "Live resizes by answer: granted, refused, or taken-back because the node couldn't put it in force.",
 	}, []string{"outcome"})
 	registry.MustRegister(answers)
 	events := recorder(ctx, kube)
 	source.Resizer = cluster.NewResizer(cluster.ResizerConfig{
-		Kube: kube, Ledger: books, Ready: source.Ready, Pod: source.Pod, Log: log,
+		Kube: kube, Ledger: books, Ready: ready, Pod: source.Pod, Log: log,
 		Answered: func(pod ledger.Ref, outcome, message string) {
 			answers.WithLabelValues(outcome).Inc()
 			// Who asked sees it on the pod; this is for those who look later.
@@ -59,9 +59,9 @@ func recorder(ctx context.Context, kube kubernetes.Interface) record.EventRecord
 }
 
 // newPlanner makes the planner, which also plans pods that say so where others don't.
-func newPlanner(ctx context.Context, kube kubernetes.Interface, books *ledger.Ledger, placer *place.Placer, source *cluster.Source, releaseAfter time.Duration, registry prometheus.Registerer, log *slog.Logger) *planner.Planner {
+func newPlanner(ctx context.Context, kube kubernetes.Interface, books *ledger.Ledger, placer *place.Placer, source *cluster.Source, ready func() bool, releaseAfter time.Duration, registry prometheus.Registerer, log *slog.Logger) *planner.Planner {
 	p := planner.New(planner.Config{
-		Kube: kube, Ledger: books, Placer: placer, Ready: source.Ready, ReleaseAfter: releaseAfter,
+		Kube: kube, Ledger: books, Placer: placer, Ready: ready, ReleaseAfter: releaseAfter,
 		Events: recorder(ctx, kube), Registry: registry, Log: log, Now: time.Now,
 	})
 	source.Planner = p

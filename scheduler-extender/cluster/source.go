@@ -51,9 +51,6 @@ type Planner interface {
 	PodGone(uid string)
 	NodeChanged(n *corev1.Node)
 	NodeGone(name string)
-	// Restore is called once, when all that the API shows has been told, before the source
-	// is ready.
-	Restore()
 	// Wake is told that there may be room for a waiting pod, and reports whether the pod is
 	// its own.
 	Wake(uid string) bool
@@ -149,9 +146,6 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	t := s.Ledger.Totals()
 	s.Log.Info("ledger complete", "nodes", t.Nodes, "cards", t.Cards, "pods", t.Bound, "took", s.Now().Sub(start).Round(time.Millisecond))
-	if s.Planner != nil {
-		s.Planner.Restore()
-	}
 	s.ready.Store(true)
 	defer s.ready.Store(false)
 	tick := time.NewTicker(sweepEvery)
@@ -186,6 +180,33 @@ func (s *Source) sweep() {
 // Pod finds a known pod with this very UID, else nil. It is read-only and
 // trimmed to what this package reads.
 func (s *Source) Pod(r ledger.Ref) *corev1.Pod { return s.pod(r) }
+
+// Shows reports whether the watch of pods has come to a version of a pod, which is what a
+// write of it answered. All that was written to pods before that is in the ledger then.
+func (s *Source) Shows(namespace, name, version string) bool {
+	o, ok, err := s.pods.GetStore().GetByKey(namespace + "/" + name)
+	return err == nil && ok && !older(o.(*corev1.Pod).ResourceVersion, version)
+}
+
+// older compares resource versions, which are decimal numbers of any length (Kubernetes 1.35
+// made that official; they always were).
+func older(a, b string) bool {
+	if len(a) != len(b) {
+		return len(a) < len(b)
+	}
+	return a < b
+}
+
+// Pending are the pods that ask for cards, have no node, and are kube-scheduler's.
+func (s *Source) Pending() []ledger.Ref {
+	var out []ledger.Ref
+	for _, o := range s.pods.GetStore().List() {
+		if p := o.(*corev1.Pod); p.Spec.NodeName == "" && !ended(p) && ours(p) && len(p.Spec.SchedulingGates) == 0 {
+			out = append(out, ledger.Ref{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name})
+		}
+	}
+	return out
+}
 
 // pod finds a known pod with this very UID, else nil.
 func (s *Source) pod(r ledger.Ref) *corev1.Pod {

@@ -43,8 +43,10 @@ type Tainter struct {
 	Kube   kubernetes.Interface
 	Ledger *ledger.Ledger
 	Nodes  *Source
-	Log    *slog.Logger
-	Now    func() time.Time
+	// Ready reports whether it is this process that has to see to the taints.
+	Ready func() bool
+	Log   *slog.Logger
+	Now   func() time.Time
 
 	since  map[string]time.Time // when a node was first seen blocked
 	failed map[string]failure
@@ -73,7 +75,7 @@ func (t *Tainter) Run(ctx context.Context) {
 // differences. After a start, or while the ledger isn't complete, nothing is
 // known to be blocked: the wait begins anew.
 func (t *Tainter) round(ctx context.Context) {
-	if !t.Nodes.Ready() {
+	if !t.Ready() {
 		t.since = nil
 		return
 	}

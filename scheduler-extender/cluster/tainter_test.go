@@ -81,7 +81,7 @@ func newTaintRig(t *testing.T, objects ...runtime.Object) *taintRig {
 
 // restart is what a new process begins with.
 func (r *taintRig) restart() {
-	r.tainter = &Tainter{Kube: r.kube, Ledger: r.ledger, Nodes: r.source, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return r.now }}
+	r.tainter = &Tainter{Kube: r.kube, Ledger: r.ledger, Nodes: r.source, Ready: r.source.Ready, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return r.now }}
 }
 
 func (r *taintRig) until(what string, ok func() bool) {

@@ -42,6 +42,21 @@ type Waker struct {
 	Now     func() time.Time
 }
 
+// Adopt wakes pods that were refused before this process answered, of which it doesn't know what
+// they wait for: each comes to the extender once more, a few at a time.
+func (w *Waker) Adopt(ctx context.Context, pods []ledger.Ref) {
+	for i, p := range pods {
+		if i > 0 && i%wakeAtOnce == 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wakeEvery):
+			}
+		}
+		w.touch(ctx, p)
+	}
+}
+
 // Run wakes pods until the context ends.
 func (w *Waker) Run(ctx context.Context) {
 	// Nodes and namespaces that a pod may still be woken for.

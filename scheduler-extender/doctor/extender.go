@@ -40,8 +40,6 @@ func extender(f Facts) []api.Finding {
 		return fail(check, where, "it is missing", why, "kubectl apply -k deploy/manifests")
 	case d.Status.ReadyReplicas < 1:
 		return fail(check, where, "no replica is ready", why, "kubectl -n "+f.Namespace+" describe pods -l app.kubernetes.io/name=carve-extender; kubectl -n "+f.Namespace+" logs -l app.kubernetes.io/name=carve-extender")
-	case d.Status.ReadyReplicas > 1 && len(f.Deployment.Spec.Template.Spec.Containers) > 0 && !strings.Contains(strings.Join(d.Spec.Template.Spec.Containers[0].Args, " "), "leader"):
-		return warn(check, where, fmt.Sprintf("%d replicas run", d.Status.ReadyReplicas), "each has a ledger of its own", "kubectl -n "+f.Namespace+" scale deployment carve-extender --replicas=1")
 	}
 	return ok(check, where, "it is ready")
 }

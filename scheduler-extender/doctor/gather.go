@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -179,6 +180,10 @@ func (f *Facts) metrics(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	// Of several the one that answers comes first.
+	slices.SortStableFunc(l.Items, func(a, b corev1.Pod) int {
+		return strings.Compare(b.Labels[api.LabelLeading], a.Labels[api.LabelLeading])
+	})
 	for _, p := range l.Items {
 		if p.DeletionTimestamp != nil || !ready(p) {
 			continue

@@ -91,7 +91,8 @@ func (r *rig) start() {
 		r.Fatal(err)
 	}
 	r.events = record.NewFakeRecorder(100)
-	r.planner = planner.New(planner.Config{Kube: r.kube, Ledger: r.books, Placer: r.placer, Ready: source.Ready, ReleaseAfter: r.release,
+	leads := new(atomic.Bool)
+	r.planner = planner.New(planner.Config{Kube: r.kube, Ledger: r.books, Placer: r.placer, Ready: leads.Load, ReleaseAfter: r.release,
 		Events: r.events, Registry: prometheus.NewRegistry(), Log: log, Now: r.now})
 	source.Planner = r.planner
 	waker := cluster.Waker{Kube: r.kube, Ledger: r.books, Placer: r.placer, Ready: source.Ready, Planner: r.planner, Log: log, Now: r.now}
@@ -107,6 +108,8 @@ func (r *rig) start() {
 	r.stop = sync.OnceFunc(func() { cancel(); parts.Wait() })
 	r.Cleanup(r.stop)
 	r.until("ready", source.Ready)
+	r.planner.Restore()
+	leads.Store(true)
 }
 
 func (r *rig) until(what string, ok func() bool) {
