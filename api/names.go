@@ -37,8 +37,9 @@ const (
 	AnnotationPlacement = "carve.dev/placement"
 	// AnnotationPlan carries a Plan. Only the extender may write it.
 	AnnotationPlan = "carve.dev/plan"
-	// AnnotationLeadingSince, on the extender's pod, is when it began to answer.
-	AnnotationLeadingSince = "carve.dev/leading-since"
+	// AnnotationLeadingSince, on the extender's pod, is when it began to answer. It has a
+	// prefix of its own, since pods of users may not carry it.
+	AnnotationLeadingSince = "leader.carve.dev/since"
 	// AnnotationIsolation chooses a Mode for the pod's shares.
 	AnnotationIsolation = "carve.dev/isolation"
 	// AnnotationCardModels lists card models that the pod accepts, separated

@@ -340,6 +340,16 @@ func TestExplainTexts(t *testing.T) {
 		{"it is gated", share, explain.Gated, func(w *world) {
 			w.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
 		}},
+		{"carve plans it in a moment", share, explain.Gated, func(w *world) {
+			w.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: api.GatePlan}}
+		}},
+		{"carve holds it back for want of room", map[string]string{"gpumem": "50000"}, explain.NoRoom, func(w *world) {
+			w.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: api.GatePlan}}
+			w.pod.Spec.Containers = append(w.pod.Spec.Containers, *w.pod.Spec.Containers[0].DeepCopy())
+			w.pod.Spec.Containers[1].Name = "side"
+			w.reports[0].Status.Cards = w.reports[0].Status.Cards[:1]
+			w.card("n1", "GPU-a").Slices = w.card("n1", "GPU-a").Slices[:1]
+		}},
 		{"two containers that fit alone", map[string]string{"gpumem": "50000"}, explain.NoRoom, func(w *world) {
 			w.pod.Spec.Containers = append(w.pod.Spec.Containers, *w.pod.Spec.Containers[0].DeepCopy())
 			w.pod.Spec.Containers[1].Name = "side"

@@ -221,14 +221,15 @@ func (r *Report) say(v Verdict, summary string) { r.Verdict, r.Summary = v, summ
 func (r *Report) pending(in Inputs, request api.Request) {
 	p := in.Pod
 	if gates := p.Spec.SchedulingGates; len(gates) > 0 {
-		names := ""
-		for i, g := range gates {
-			if i > 0 {
-				names += ", "
+		var names []string
+		for _, g := range gates {
+			if g.Name != api.GatePlan {
+				names = append(names, g.Name)
 			}
-			names += g.Name
 		}
-		r.say(Gated, "Its scheduling gates ("+names+") hold it back; no scheduler looks at it until whoever set them takes them away.")
+		if len(names) > 0 {
+			r.say(Gated, "Its scheduling gates ("+strings.Join(names, ", ")+") hold it back; no scheduler looks at it until whoever set them takes them away.")
+		}
 	}
 	if in.ReportsHidden || in.NodesHidden {
 		r.hidden(in)
@@ -265,7 +266,9 @@ func (r *Report) pending(in Inputs, request api.Request) {
 		}
 	}
 	if r.Verdict == "" {
-		r.verdict(open, request)
+		if r.verdict(open, request); cluster.ToPlan(p) {
+			r.planned(open)
+		}
 		if what := tooLarge(in, request); what != "" {
 			r.say(Never, what)
 		}
@@ -291,6 +294,15 @@ func (r *Report) withoutExtender(in Inputs, open string) {
 		what = "A card for it is free on " + open + "."
 	}
 	r.say(ExtenderDown, down+" What the API shows meanwhile: "+what+" "+look)
+}
+
+// planned says of a pod that carve holds back itself what that means.
+func (r *Report) planned(open string) {
+	if open != "" {
+		r.say(Gated, fmt.Sprintf("It fits on %s. carve holds it back (scheduling gate %s) until it has planned its place, which is a matter of a moment while the extender leads.", open, api.GatePlan))
+		return
+	}
+	r.Summary = strings.TrimSuffix(r.Summary, ".") + ". carve holds it back (scheduling gate " + api.GatePlan + ") until a node has room, or until --release-after has passed."
 }
 
 // verdict is drawn from what the nodes say, the nearest first.
