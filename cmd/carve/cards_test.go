@@ -114,18 +114,21 @@ func TestExitCodes(t *testing.T) {
 		args []string
 		want int
 	}{
-		"help":                    {[]string{"cards", "--help"}, 0},
-		"an unknown flag":         {[]string{"cards", "--no-such"}, exitUsage},
-		"an unknown format":       {[]string{"cards", "-o", "xml", "--kubeconfig", "testdata/none"}, exitUsage},
-		"an argument too many":    {[]string{"cards", "x"}, exitUsage},
-		"an unknown command":      {[]string{"no-such"}, exitUsage},
-		"no cluster to be found":  {[]string{"cards", "--kubeconfig", "testdata/none"}, exitFailed},
-		"completion for a shell":  {[]string{"completion", "bash"}, 0},
-		"a shell nobody knows":    {[]string{"completion", "foo"}, exitUsage},
-		"a reason of two lines":   {[]string{"cordon", "n1", "--reason", "a\nb", "--kubeconfig", "testdata/none"}, exitUsage},
-		"a reason that steers":    {[]string{"cordon", "n1", "--reason", "a\x1b[2J", "--kubeconfig", "testdata/none"}, exitUsage},
-		"a reason in Chinese":     {[]string{"cordon", "n1", "--reason", "维修 4711", "--kubeconfig", "testdata/none"}, exitFailed},
-		"a node without its name": {[]string{"node"}, exitUsage},
+		"help":                       {[]string{"cards", "--help"}, 0},
+		"an unknown flag":            {[]string{"cards", "--no-such"}, exitUsage},
+		"an unknown format":          {[]string{"cards", "-o", "xml", "--kubeconfig", "testdata/none"}, exitUsage},
+		"an argument too many":       {[]string{"cards", "x"}, exitUsage},
+		"an unknown command":         {[]string{"no-such"}, exitUsage},
+		"no cluster to be found":     {[]string{"cards", "--kubeconfig", "testdata/none"}, exitFailed},
+		"completion for a shell":     {[]string{"completion", "bash"}, 0},
+		"a shell nobody knows":       {[]string{"completion", "foo"}, exitUsage},
+		"a reason of two lines":      {[]string{"cordon", "n1", "--reason", "a\nb", "--kubeconfig", "testdata/none"}, exitUsage},
+		"a reason that steers":       {[]string{"cordon", "n1", "--reason", "a\x1b[2J", "--kubeconfig", "testdata/none"}, exitUsage},
+		"a reason in Chinese":        {[]string{"cordon", "n1", "--reason", "维修 4711", "--kubeconfig", "testdata/none"}, exitFailed},
+		"a simulation of nothing":    {[]string{"simulate", "--kubeconfig", "testdata/none"}, exitUsage},
+		"a simulation of no file":    {[]string{"simulate", "-f", "testdata/none", "--kubeconfig", "testdata/none"}, exitFailed},
+		"a policy that nobody knows": {[]string{"simulate", "-f", "x", "--policy", "best", "--kubeconfig", "testdata/none"}, exitUsage},
+		"a node without its name":    {[]string{"node"}, exitUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("NODE_NAME", "")

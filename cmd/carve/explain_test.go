@@ -19,6 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/carve-gpu/carve/api"
+	"github.com/carve-gpu/carve/api/gpunodes"
 	"github.com/carve-gpu/carve/api/v1alpha1"
 	"github.com/carve-gpu/carve/scheduler-extender/explain"
 )
@@ -145,8 +146,8 @@ func newWorld(t *testing.T, limits map[string]string) *world {
 	return w
 }
 
-// explained runs the command's parts against a fake API server.
-func (w *world) explained(t *testing.T, name string) (string, *explain.Report) {
+// clients answer with what the world has.
+func (w *world) clients(t *testing.T) (*fake.Clientset, *gpunodes.Client) {
 	t.Helper()
 	objects := []runtime.Object{w.pod}
 	for _, p := range w.pods {
@@ -176,6 +177,13 @@ func (w *world) explained(t *testing.T, name string) (string, *explain.Report) {
 	if w.forbidden["gpunodes"] {
 		server.forbidden = "not you"
 	}
+	return kube, nodes
+}
+
+// explained runs the command's parts against a fake API server.
+func (w *world) explained(t *testing.T, name string) (string, *explain.Report) {
+	t.Helper()
+	kube, nodes := w.clients(t)
 	in, err := gather(t.Context(), kube, nodes, "team-c", name, explainNow)
 	if err != nil {
 		return "error: " + err.Error() + "\n", nil

@@ -79,6 +79,7 @@ The cluster runs two long-lived commands: "carve node" on each GPU node and
 		newCardsCommand(),
 		newTopCommand(),
 		newExplainCommand(),
+		newSimulateCommand(),
 		newSlicesCommand(),
 		newCordonCommand(), newUncordonCommand(), newResizeCommand(),
 		newDoctorCommand(),

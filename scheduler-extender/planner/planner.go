@@ -293,13 +293,13 @@ func (p *Planner) done(g *gated, again time.Duration) {
 
 // plan is how a pod's place is decided.
 func (p *Planner) plan(pod *corev1.Pod, spares int) place.Plan {
-	c := choiceOf(pod)
+	c := cluster.ChoiceOf(pod)
 	return place.Plan{Spares: spares, For: keptFor, Suits: func(node string) bool {
 		n := p.fleet.node(node)
 		if n == nil {
 			return false
 		}
-		ok, err := c.takes(n)
+		ok, err := c.Takes(n)
 		return ok && err == nil
 	}}
 }
@@ -324,11 +324,11 @@ func (p *Planner) decide(ctx context.Context, g *gated, under *sync.WaitGroup) {
 		write(p.release)
 		return
 	}
-	choice := choiceOf(pod)
+	choice := cluster.ChoiceOf(pod)
 	var names [][]byte
 	foreign := false
 	for _, n := range p.fleet.all() {
-		ok, err := choice.takes(n.node)
+		ok, err := choice.Takes(n.node)
 		if err != nil {
 			write(p.release)
 			return

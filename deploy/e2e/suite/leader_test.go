@@ -57,9 +57,9 @@ func TestTheNextExtenderTakesOver(t *testing.T) {
 	t.Cleanup(func() { scaleExtender(t, 1) })
 	create(t, pod("before", container("app", share{"gpumem": "50000"})))
 	running(t, "before")
-	create(t, pod("waits", container("app", share{"gpumem": "70000"})))
 	create(t, pod("beside", container("app", share{"gpumem": "60000"})))
 	running(t, "beside")
+	create(t, pod("waits", container("app", share{"gpumem": "70000"})))
 	wantPending(t, "waits", "70000", "50000")
 
 	for i, end := range []struct {
