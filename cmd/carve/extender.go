@@ -40,6 +40,7 @@ type extenderOptions struct {
 	namespace, service    string
 	policy, placement     string
 	releaseAfter          time.Duration
+	auditEvery            time.Duration
 	leader                leaderOptions
 	offerTTL              time.Duration
 	pageNames             string
@@ -77,6 +78,9 @@ ledger up to date and take over within seconds.`,
 			if o.releaseAfter < 0 {
 				return usagef(cmd, "--release-after %v: 0 or more is needed", o.releaseAfter)
 			}
+			if o.auditEvery < time.Second {
+				return usagef(cmd, "--audit-every %v: a second or more is needed", o.auditEvery)
+			}
 			if err := o.leader.check(); err != nil {
 				return usagef(cmd, "%w", err)
 			}
@@ -99,6 +103,7 @@ ledger up to date and take over within seconds.`,
 	f.StringVar(&o.policy, "policy", autoPolicy, fmt.Sprintf("where pods go that don't say: price (where it costs least of what the pods that usually come could use), binpack (cards in use first: leaves most nodes idle, for autoscalers that take them away), spread, auto (price from %d cards on, binpack where there are fewer)", pricesFrom))
 	f.StringVar(&o.placement, "placement", string(api.Offered), fmt.Sprintf("when pods are placed that don't say: offered (when kube-scheduler asks, among the nodes that it names), planned (before kube-scheduler sees them, among all nodes; until one has room they are held back by a scheduling gate), auto (planned from %d nodes on, where kube-scheduler names a sample), cooperative (kube-scheduler chooses, among nodes that fit)", api.SampledFrom))
 	f.DurationVar(&o.releaseAfter, "release-after", 30*time.Second, "how long a planned pod is held back for want of room before kube-scheduler, and so an autoscaler, sees it; 0: for ever")
+	f.DurationVar(&o.auditEvery, "audit-every", time.Minute, "how often the ledger is compared with what the API shows; what differs twice running is put right and counted")
 	f.DurationVar(&o.offerTTL, "offer-ttl", 15*time.Second, "how long a decision waits for its bind")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn, error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text, json")
@@ -253,6 +258,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	})
 	planner := newPlanner(ctx, kube, books, placer, source, lead.Leading, o.releaseAfter, registry, log)
 	waker.Planner = planner
+	auditor := cluster.NewAuditor(source, o.auditEvery, registry, log)
 	resizer := newResizer(ctx, kube, books, source, lead.Leading, registry, log)
 	webhook, err := o.newWebhook(kube, bundle, books, registry, log)
 	if err != nil {
@@ -300,6 +306,7 @@ func runExtender(ctx context.Context, o extenderOptions, policy score.Policy, lo
 	parts.Go(func() { waker.Run(ctx) })
 	parts.Go(func() { resizer.Run(ctx) })
 	parts.Go(func() { planner.Run(ctx) })
+	parts.Go(func() { auditor.Run(ctx) })
 	parts.Go(func() { tainter.Run(ctx) })
 	parts.Go(func() { o.findService(ctx, kube, certs, log) })
 	err = server.Serve(ctx, verbs, certs.TLS(), plain)

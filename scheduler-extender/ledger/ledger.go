@@ -453,6 +453,26 @@ func (l *Ledger) Held(uid string) (Held, bool) {
 	return Held{e.state, e.node, e.key, e.binding}, true
 }
 
+// BoundPod is what the ledger has of a pod that the API showed bound.
+type BoundPod struct {
+	Ref
+	Grant api.Grant
+}
+
+// BoundOn lists the pods of a node that the API showed bound, and that aren't being resized:
+// what the ledger has of them is what the API shows, or differs by what is on its way.
+func (l *Ledger) BoundOn(n *Node) []BoundPod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []BoundPod
+	for _, e := range n.entries {
+		if e.state == Bound && e.confirmed && e.before == nil {
+			out = append(out, BoundPod{e.ref, e.grant})
+		}
+	}
+	return out
+}
+
 // Holder is one pod on a card.
 type Holder struct {
 	Pod    string // namespace/name
