@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,8 +29,9 @@ import (
 )
 
 // load plays kube-scheduler and the API server. It prints the latter's address,
-// then reads tasks, a line of JSON each, and answers each with "done" and how long
-// 99 of 100 filter calls went on at most, in milliseconds, or with what went wrong.
+// then reads tasks, a line of JSON each, and answers each with "done", how long
+// 99 of 100 filter calls went on at most, in milliseconds, and the number of calls to the API
+// server, or with what went wrong.
 func load(text string) error {
 	var o order
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -55,6 +58,14 @@ func load(text string) error {
 		if err := json.Unmarshal(lines.Bytes(), &do); err != nil {
 			return err
 		}
+		if len(do.Race) > 0 {
+			bound, err := c.race(do.Race, &serial)
+			if err != nil {
+				return err
+			}
+			fmt.Printf("bound %d\n", bound)
+			continue
+		}
 		reply := ""
 		c.filters = c.filters[:0]
 		for i := range max(do.Pods, len(do.Planned)) {
@@ -70,7 +81,7 @@ func load(text string) error {
 		}
 		if reply == "" {
 			slices.Sort(c.filters)
-			reply = fmt.Sprintf("done %g", float64(c.filters[len(c.filters)*99/100].Microseconds())/1000)
+			reply = fmt.Sprintf("done %g %d", float64(c.filters[len(c.filters)*99/100].Microseconds())/1000, calls.Swap(0))
 		}
 		fmt.Println(strings.ReplaceAll(reply, "\n", " "))
 	}
@@ -82,10 +93,59 @@ func load(text string) error {
 type task struct {
 	Pods    int        `json:",omitempty"`
 	Planned [][]string `json:",omitempty"`
+	// Race are nodes for whose cards racers callers compete, one node after the other.
+	Race []string `json:",omitempty"`
 }
+
+// racers call at the same time.
+const racers = 16
+
+// race has racers filter and bind a pod each on one node at the same time, for each of the
+// nodes, and counts those that were bound.
+func (c *caller) race(nodes []string, serial *int) (bound int, err error) {
+	var won atomic.Int64
+	faults := make(chan error, racers*len(nodes))
+	for _, n := range nodes {
+		var all sync.WaitGroup
+		for range racers {
+			*serial++
+			p := pod(*serial)
+			p.Spec.Containers[0].Resources.Limits[api.ResourceMemory] = resource.MustParse(fmt.Sprint(raceMiB))
+			p.Spec.Containers[0].Resources.Limits[api.ResourceCores] = resource.MustParse("0")
+			all.Go(func() {
+				var f wirev1.ExtenderFilterResult
+				if err := c.post("filter", &wirev1.ExtenderArgs{Pod: p, NodeNames: &[]string{n}}, &f); err != nil {
+					faults <- err
+					return
+				}
+				if f.NodeNames == nil || len(*f.NodeNames) == 0 {
+					return // refused
+				}
+				var b wirev1.ExtenderBindingResult
+				if err := c.post("bind", &wirev1.ExtenderBindingArgs{PodName: p.Name, PodNamespace: p.Namespace, PodUID: p.UID, Node: n}, &b); err != nil {
+					faults <- err
+					return
+				}
+				if b.Error == "" {
+					won.Add(1)
+				}
+			})
+		}
+		all.Wait()
+	}
+	close(faults)
+	return int(won.Load()), <-faults
+}
+
+// raceMiB is what a racer asks of a card: more than half of it.
+const raceMiB = 50_000
+
+// calls counts what the API server was asked to do, reads included.
+var calls atomic.Int64
 
 // apiServer takes every Binding.
 func apiServer(w http.ResponseWriter, r *http.Request) {
+	calls.Add(1)
 	if r.Method != http.MethodPost || !strings.HasSuffix(r.URL.Path, "/binding") {
 		http.NotFound(w, r)
 		return

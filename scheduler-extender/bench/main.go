@@ -90,6 +90,8 @@ func run(sizes []string, name string) error {
 		fmt.Printf("p99_ms_planned_%d %.2f ms\n", nodes, f.plannedMS)
 		fmt.Printf("plan_p99_ms_%d %.2f ms\n", nodes, f.planMS)
 		fmt.Printf("heap_mib_%d %.0f MiB\n", nodes, f.heapMiB)
+		fmt.Printf("api_writes_per_pod_offered_%d %.2f count\n", nodes, f.callsPerPod)
+		fmt.Printf("overcommits_%d %d count\n", nodes, f.overcommits)
 	}
 	p99, err := webhookLatency()
 	if err == nil {
@@ -101,7 +103,13 @@ func run(sizes []string, name string) error {
 // figures of one size of cluster: CPU time a pod, how long 99 of 100 filter calls take at most,
 // with all nodes and of planned pods, how long it takes to choose among all nodes for a plan,
 // and what is on the heap.
-type figures struct{ cpuMS, p99MS, plannedMS, planMS, heapMiB float64 }
+type figures struct {
+	cpuMS, p99MS, plannedMS, planMS, heapMiB float64
+	callsPerPod                              float64 // of the API server, by the extender
+	// overcommits are the pods that were bound beyond what there was room for, by callers
+	// that asked at the same time.
+	overcommits int
+}
 
 func nodeName(i int) string {
 	return fmt.Sprintf("ip-10-%d-%d-%d.eu-central-1.compute.internal", i>>12, i>>6&63, i&63)
@@ -240,12 +248,12 @@ func measure(nodes int, policy score.Policy) (figures, error) {
 	go func() { served <- server.Serve(ctx, verbs, certs.TLS(), plain) }()
 	defer func() { cancel(); <-served }()
 
-	if _, err := load.schedule(task{Pods: warmPods}); err != nil {
+	if _, _, err := load.schedule(task{Pods: warmPods}); err != nil {
 		return figures{}, err
 	}
 	before := s.Totals()
 	start := cpu()
-	p99, err := load.schedule(task{Pods: pods})
+	p99, calls, err := load.schedule(task{Pods: pods})
 	if err != nil {
 		return figures{}, err
 	}
@@ -260,11 +268,52 @@ func measure(nodes int, policy score.Policy) (figures, error) {
 	if err != nil {
 		return figures{}, err
 	}
-	planned, err := load.schedule(do)
+	planned, _, err := load.schedule(do)
 	if err != nil {
 		return figures{}, err
 	}
-	return figures{float64(used.Microseconds()) / 1000 / pods, p99, planned, plan, float64(heap.HeapAlloc) / (1 << 20)}, nil
+	over, err := s.race(load, nodes)
+	if err != nil {
+		return figures{}, err
+	}
+	return figures{float64(used.Microseconds()) / 1000 / pods, p99, planned, plan, float64(heap.HeapAlloc) / (1 << 20), float64(calls) / pods, over}, nil
+}
+
+// raced is for how many nodes callers compete.
+const raced = 50
+
+// race has callers compete for the last room of some nodes' cards, and counts by how much more
+// was given than there was.
+func (s *site) race(load *loadProcess, nodes int) (over int, err error) {
+	var names []string
+	room := 0
+	for i := range min(raced, nodes) {
+		n := s.Node(nodeName(i))
+		names = append(names, n.Name)
+		for _, c := range n.Snapshot().View.Cards {
+			if c.Free().MemMiB >= raceMiB {
+				room++
+			}
+		}
+	}
+	if err := json.NewEncoder(load.in).Encode(task{Race: names}); err != nil {
+		return 0, err
+	}
+	reply, err := load.line()
+	if err != nil {
+		return 0, err
+	}
+	bound := 0
+	if _, err := fmt.Sscanf(reply, "bound %d", &bound); err != nil {
+		return 0, errors.New(reply)
+	}
+	if over = max(0, bound-room); over == 0 && bound < room {
+		return 0, fmt.Errorf("%d pods of %d MiB were bound where there was room for %d", bound, raceMiB, room)
+	}
+	if debt := s.Totals().DebtMiB; debt > 0 {
+		over = max(over, 1)
+	}
+	return over, nil
 }
 
 // plan decides on the pods that come next, over all nodes, as the planner does, and for how
@@ -334,19 +383,19 @@ func (p *loadProcess) line() (string, error) {
 	return strings.TrimSpace(s), err
 }
 
-// schedule has so many pods scheduled and waits for it. It returns for how many milliseconds
-// 99 of 100 filter calls went on at most.
-func (p *loadProcess) schedule(do task) (p99 float64, err error) {
+// schedule has pods scheduled and waits for it. It returns for how many milliseconds 99 of 100
+// filter calls went on at most, and how many calls the API server had.
+func (p *loadProcess) schedule(do task) (p99 float64, calls int, err error) {
 	if err := json.NewEncoder(p.in).Encode(do); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	s, err := p.line()
 	if err == nil {
-		if _, bad := fmt.Sscanf(s, "done %g", &p99); bad != nil {
+		if _, bad := fmt.Sscanf(s, "done %g %d", &p99, &calls); bad != nil {
 			err = errors.New(s)
 		}
 	}
-	return p99, err
+	return p99, calls, err
 }
 
 func (p *loadProcess) stop() {
