@@ -66,13 +66,14 @@ func New(c Config) *Server {
 	return &Server{Config: c, metrics: newMetrics(c)}
 }
 
-// Verbs serves /filter, /prioritize and /bind. It answers only connections with
+// Verbs serves /filter, /prioritize, /preempt and /bind. It answers only connections with
 // a verified client certificate of the right name, whatever listener it is put
 // behind.
 func (s *Server) Verbs() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /filter", s.verb("filter", s.filter))
 	mux.HandleFunc("POST /prioritize", s.verb("prioritize", s.prioritize))
+	mux.HandleFunc("POST /preempt", s.verb("preempt", s.preempt))
 	mux.HandleFunc("POST /bind", s.verb("bind", s.bind))
 	return trace.Handler(s.authenticated(mux))
 }
@@ -148,7 +149,12 @@ func (s *Server) verb(name string, handle func(ctx context.Context, body []byte,
 			// Over a new connection the caller comes to the one that answers.
 			w.Header().Set("Connection", "close")
 		}
-		reply, err := json.Marshal(handle(r.Context(), buf.Bytes(), fault))
+		answer := handle(r.Context(), buf.Bytes(), fault)
+		if failed, is := answer.(failure); is {
+			http.Error(w, failed.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		reply, err := json.Marshal(answer)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -159,6 +165,10 @@ func (s *Server) verb(name string, handle func(ctx context.Context, body []byte,
 		}
 	}
 }
+
+// failure is the answer of a verb whose reply has no place for an error: another status than
+// 200 is one.
+type failure struct{ error }
 
 func (s *Server) filter(ctx context.Context, body []byte, fault error) any {
 	s.metrics.lastFilter.Set(float64(s.Now().Unix()))

@@ -225,6 +225,9 @@ var faults = []struct {
 	{"an entry without bind", func(t *testing.T, f *Facts) {
 		f.SchedulerConfigPath, f.SchedulerConfig = "/s.yaml", []byte(strings.Replace(string(entry(t)), "bindVerb: bind", "bindVerb: \"\"", 1))
 	}, "scheduler-entry", api.LevelFail, []string{"bindVerb"}},
+	{"an entry without preempt", func(t *testing.T, f *Facts) {
+		f.SchedulerConfigPath, f.SchedulerConfig = "/s.yaml", []byte(strings.Replace(string(entry(t)), "preemptVerb: preempt", "preemptVerb: \"\"", 1))
+	}, "scheduler-entry", api.LevelWarn, []string{"preemptVerb"}},
 	{"a webhook without a CA", func(_ *testing.T, f *Facts) { ownWebhook(f, nil) }, "webhook", api.LevelFail, []string{"caBundle"}},
 	{"a webhook whose CA ended", func(t *testing.T, f *Facts) { ownWebhook(f, certificate(t, now.AddDate(0, -1, 0))) }, "webhook", api.LevelFail, []string{"2026-10-30"}},
 	{"a webhook that nobody answers", func(t *testing.T, f *Facts) {

@@ -151,6 +151,7 @@ func schedulerConfig(f Facts) []api.Finding {
 			URLPrefix        string `json:"urlPrefix"`
 			FilterVerb       string `json:"filterVerb"`
 			BindVerb         string `json:"bindVerb"`
+			PreemptVerb      string `json:"preemptVerb"`
 			EnableHTTPS      bool   `json:"enableHTTPS"`
 			NodeCacheCapable bool   `json:"nodeCacheCapable"`
 			Ignorable        bool   `json:"ignorable"`
@@ -197,6 +198,9 @@ func schedulerConfig(f Facts) []api.Finding {
 		fault(!there || ignored, "managedResources lacks "+api.ResourceGPU+" without ignoredByScheduler")
 		if faults != nil {
 			return fail(check, where, "carve's entry is wrong: "+strings.Join(faults, "; "), "pods are placed wrongly, or not at all", do)
+		}
+		if e.PreemptVerb != "preempt" {
+			return warn(check, where, "preemptVerb isn't preempt", "kube-scheduler may evict pods for one that then finds no card", do)
 		}
 		return ok(check, where, "carve's entry is right: "+e.URLPrefix)
 	}

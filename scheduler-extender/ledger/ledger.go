@@ -453,6 +453,14 @@ func (l *Ledger) Held(uid string) (Held, bool) {
 	return Held{e.state, e.node, e.key, e.binding}, true
 }
 
+// Without is a node as it would be if some pods, by UID, held nothing of its cards.
+func (l *Ledger) Without(n *Node, gone map[string]bool) fit.Node {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v, _ := n.viewWithout(nil, gone)
+	return v
+}
+
 // BoundPod is what the ledger has of a pod that the API showed bound.
 type BoundPod struct {
 	Ref

@@ -198,6 +198,12 @@ func Modes(served []string, clients int, sharing *v1alpha1.Sharing, mps *v1alpha
 // view recomputes the node from its report and entries, save one. It is a pure function
 // of them, so nothing can leak from one change into the next.
 func (n *Node) view(except *entry) (fit.Node, int64) {
+	return n.viewWithout(except, nil)
+}
+
+// viewWithout is view without some pods more, by UID, whose shares are taken to be gone; what
+// they ask of the node beside cards stays counted.
+func (n *Node) viewWithout(except *entry, gone map[string]bool) (fit.Node, int64) {
 	v := fit.Node{Name: n.Name}
 	v.Blocked, v.Why = n.blocked()
 	if n.report == nil || !n.known {
@@ -208,14 +214,14 @@ func (n *Node) view(except *entry) (fit.Node, int64) {
 	for i, c := range n.report.cards {
 		v.Cards[i] = fit.Card{UUID: c.uuid, Model: c.model, Index: c.index, MemMiB: c.memMiB, Slots: c.slots, Blocked: c.blocked, Modes: c.modes}
 	}
-	for _, e := range n.entries {
-		if e == except {
+	for uid, e := range n.entries {
+		if e == except || gone[uid] {
 			continue
 		}
 		e.use(n.report, func(card int, a fit.Amount, whole bool, mode api.Mode) { take(&v.Cards[card], a, whole, mode) })
 	}
 	for uid, left := range n.report.slices {
-		if n.entries[uid] != nil || n.info.OutOfService {
+		if n.entries[uid] != nil || gone[uid] || n.info.OutOfService {
 			continue
 		}
 		for _, s := range left {

@@ -146,7 +146,9 @@ func entry(o Options) map[string]any {
 		"filterVerb":     "filter",
 		"prioritizeVerb": "prioritize",
 		"bindVerb":       "bind",
-		"weight":         1,
+		// It keeps kube-scheduler from evicting pods where cards would be in the way still.
+		"preemptVerb": "preempt",
+		"weight":      1,
 		// HTTP/2, so that a burst of binds shares one connection, and the
 		// only way in.
 		"enableHTTPS": true,

@@ -264,10 +264,10 @@ func extenderCounters(t *testing.T) map[string]float64 {
 	return out
 }
 
-// extenderMetrics scrapes the extender.
+// extenderMetrics scrapes the extender that answers.
 func extenderMetrics(t *testing.T) string {
 	t.Helper()
-	pods, err := cluster.Client.CoreV1().Pods(api.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=carve-extender"})
+	pods, err := cluster.Client.CoreV1().Pods(api.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: api.LabelName + "=carve-extender," + api.LabelLeading + "=true"})
 	if err != nil || len(pods.Items) == 0 {
 		t.Fatalf("find the extender: %d pods, %v", len(pods.Items), err)
 	}
