@@ -39,10 +39,13 @@ func TestNobodyIsEvictedForNothing(t *testing.T) {
 	running(t, "hog")
 
 	asked := sample(extenderMetrics(t), "carve_extender_verb_seconds_count", `verb="preempt"`)
-	urgent := pod("urgent", container("app", share{"gpumem": "8000"}))
-	urgent.Spec.PriorityClassName = "urgent"
-	urgent.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *most}
-	create(t, urgent)
+	urgent := func() *corev1.Pod {
+		p := pod("urgent", container("app", share{"gpumem": "8000"}))
+		p.Spec.PriorityClassName = "urgent"
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *most}
+		return p
+	}
+	create(t, urgent())
 	eventually(t, "kube-scheduler to ask whom to evict", func(ctx context.Context) string {
 		if sample(extenderMetrics(t), "carve_extender_verb_seconds_count", `verb="preempt"`) == asked {
 			return "it hasn't asked"
@@ -55,8 +58,11 @@ func TestNobodyIsEvictedForNothing(t *testing.T) {
 	if p := get(t.Context(), t, "hog"); p.UID != uid || p.DeletionTimestamp != nil {
 		t.Fatal("a pod was evicted for one that finds no card")
 	}
-	// With a card to be had it is worth it.
+	// With a card to be had it is worth it. (The pod is made anew: kube-scheduler waits for the
+	// processors that it lacks, and looks at it for nothing else within five minutes.)
+	remove(t, "urgent")
 	remove(t, "full-0")
+	create(t, urgent())
 	running(t, "urgent")
 	if p := get(t.Context(), t, "full-1"); p.DeletionTimestamp != nil {
 		t.Error("a pod was evicted that was in nobody's way")
