@@ -16,6 +16,9 @@
 #include "harness.h"
 
 static const char *root;
+/* How long a call may take that ends: a loaded machine under a sanitizer needs many seconds. */
+#define PATIENCE_S 300
+
 static uint64_t seed;
 
 static uint64_t chance(void) {
@@ -44,7 +47,7 @@ static void scribble(void *at, size_t bytes) {
 static void look(child *self, void *unused) {
   unsigned int count = 0;
   (void)unused;
-  alarm(40);
+  alarm(PATIENCE_S);
   nvmlReturn_t started = NVML(nvmlInit_v2)();
   if (started == NVML_SUCCESS) {
     NVML(nvmlDeviceGetCount_v2)(&count);
@@ -99,11 +102,11 @@ static bool survives(const char *what, uint64_t which) {
   uint64_t from = real_ns();
   child c = child_start(look, NULL);
   int ended = child_end(&c);
-  bool good = check(ended == 0, "%s %llu: NVML answers or refuses", what, (unsigned long long)which);
+  bool good = check(ended == 0, "%s %llu: NVML answers or refuses (%d)", what, (unsigned long long)which, ended);
   int shown = run_tool("softgpu", "show", root, "-o", "json", NULL);
   int table = run_tool("softgpu", "show", root, NULL);
   good &= check((shown == 0 || shown == 1) && (table == 0 || table == 1), "%s %llu: so does softgpu show (%d, %d)", what, (unsigned long long)which, shown, table);
-  good &= check(real_ns() - from < 60000000000ull, "%s %llu: in time", what, (unsigned long long)which);
+  good &= check(real_ns() - from < 3 * PATIENCE_S * 1000000000ull, "%s %llu: in time", what, (unsigned long long)which);
   return good;
 }
 
@@ -131,7 +134,7 @@ static void tenant(child *self, void *unused) {
   CUDA(cuMemAllocManaged)(&managed, 64 * MIB, CU_MEM_ATTACH_GLOBAL);
   CUDA(cuMemPrefetchAsync)(managed, 64 * MIB, 0, NULL);
   ask(self);
-  alarm(40);
+  alarm(PATIENCE_S);
   CUDA(cuMemFree_v2)(pointer);
   CUDA(cuMemRelease)(memory);
   for (int i = 0; i < 5; i++) {
@@ -166,7 +169,7 @@ static void graph_tenant(child *self, void *unused) {
   for (int i = 0; i < 20; i++) CUDA(cuGraphLaunch)(exec, NULL);
   tell(self, soft_slot_at(state_open(), 0) != NULL);
   ask(self);
-  alarm(40);
+  alarm(PATIENCE_S);
   for (int i = 0; i < 5; i++) {
     CUDA(cuStreamQuery)(NULL);
     CUDA(cuGraphLaunch)(exec, NULL);
