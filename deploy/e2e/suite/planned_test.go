@@ -107,14 +107,14 @@ func TestPlannedPods(t *testing.T) {
 	running(t, "full-0")
 	running(t, "full-1")
 	t.Run("it waits gated and goes when there is room", func(t *testing.T) {
-		create(whole, planned(pod("next", container("app", share{"gpu": "1"}))))
-		gatedFor(t, "next")
+		create(whole, planned(pod("planned-next", container("app", share{"gpu": "1"}))))
+		gatedFor(t, "planned-next")
 		begin := time.Now()
 		remove(t, "full-0")
 		freed := time.Now()
-		running(t, "next")
+		running(t, "planned-next")
 		t.Logf("a planned pod ran %v after the pod in its way was deleted, %v after its slice was gone", time.Since(begin).Round(time.Millisecond), time.Since(freed).Round(time.Millisecond))
-		neverRefused(t, "next")
+		neverRefused(t, "planned-next")
 	})
 	t.Run("also where the extender died meanwhile", func(t *testing.T) {
 		create(t, planned(pod("orphan", container("app", share{"gpu": "1"}))))

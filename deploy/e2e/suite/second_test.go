@@ -2,6 +2,7 @@ package suite
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -59,6 +60,14 @@ func TestSecondInstall(t *testing.T) {
 			}
 			if d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas != 1 || d.Status.ReadyReplicas != 1 || d.Status.Replicas != 1 {
 				return "not yet"
+			}
+			// One that is ending may answer the webhook still, with what it was told before.
+			l, err := cluster.Client.CoreV1().Pods(api.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)})
+			if err != nil {
+				return err.Error()
+			}
+			if len(l.Items) != 1 {
+				return fmt.Sprintf("%d pods of it are there", len(l.Items))
 			}
 			return ""
 		})
