@@ -21,7 +21,6 @@ import (
 
 	"github.com/carve-gpu/carve/api"
 	"github.com/carve-gpu/carve/scheduler-extender/cluster"
-	"github.com/carve-gpu/carve/scheduler-extender/fit"
 	"github.com/carve-gpu/carve/scheduler-extender/ledger"
 	"github.com/carve-gpu/carve/scheduler-extender/place"
 )
@@ -604,14 +603,4 @@ func (p *Planner) remake(ctx context.Context, pod *corev1.Pod) {
 	default:
 		log.Warn("could not delete a pod that its planned nodes don't take", "error", err)
 	}
-}
-
-// Reason is why a gated pod waits, as far as is known: for readers of metrics and tests.
-func (p *Planner) Reason(uid string) fit.Reason {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if g := p.pods[uid]; g != nil {
-		return fit.Reason(g.reason)
-	}
-	return ""
 }
