@@ -81,7 +81,7 @@ func (l *Leader) Leading() bool {
 		return false
 	}
 	e := l.elector.Load()
-	return e == nil || e.Check(renewBy-leaseFor) == nil
+	return e == nil || e.IsLeader() && e.Check(renewBy-leaseFor) == nil
 }
 
 // Ready reports whether this process does what it is there for: it answers, or it stands by
@@ -170,6 +170,9 @@ func (l *Leader) lead(ctx context.Context) error {
 		l.unlabelOthers(ctx)
 	}
 	l.TakeOver()
+	if ctx.Err() != nil {
+		return nil // the lease was lost meanwhile
+	}
 	l.leads.Store(true)
 	l.gauge.Set(1)
 	l.Log.Info("leading", "took", time.Since(start).Round(time.Millisecond))

@@ -267,6 +267,37 @@ func TestWhoLosesTheLeaseDoesNotAnswer(t *testing.T) {
 	}
 }
 
+// A takeover that goes on for longer than the lease ends in no lead.
+func TestALeaseThatIsLostDuringATakeover(t *testing.T) {
+	e := newElection(t, "a")
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	a := e.stand("a", func(*candidate) { close(begun); <-goOn })
+	<-begun
+	leases := e.kube.CoordinationV1().Leases(api.Namespace)
+	// A version that is out of date, which the fake API server doesn't know of.
+	var taken atomic.Bool
+	e.kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return taken.Load(), nil, fmt.Errorf("it has changed")
+	})
+	l, err := leases.Get(t.Context(), "carve-extender", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, now := "b", metav1.NowMicro()
+	l.Spec.HolderIdentity, l.Spec.RenewTime = &other, &now
+	if _, err := leases.Update(t.Context(), l, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	taken.Store(true)
+	time.Sleep(9 * time.Second) // it has given up by then, and b's lease stands
+	close(goOn)
+	e.until("the takeover has ended", func() bool { return a.taken.Load() == 1 })
+	time.Sleep(100 * time.Millisecond)
+	if a.Leading() {
+		t.Error("it answers though another has the lease")
+	}
+}
+
 // A process that was killed leaves its pod's label. The next one of that pod takes it off before
 // it stands for election.
 func TestALeftLabelIsTakenOff(t *testing.T) {
